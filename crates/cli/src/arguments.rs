@@ -75,6 +75,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Engines,
     },
+    /// List the processes of a run on its machines, show their output, or change the number of servers.
+    Cluster {
+        #[command(subcommand)]
+        command: Cluster,
+    },
     /// Check this machine and this installation.
     Doctor(Doctor),
     /// Run the processes of a run on this machine. Started by `rloom train`.
@@ -93,9 +98,53 @@ pub(crate) struct Node {
     /// Address of the controller.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) controller: String,
-    /// Number of this node.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) index: u32,
+    /// Number of this node [default: SLURM_NODEID or JOB_COMPLETION_INDEX of the environment, else 0].
+    #[arg(long, value_name = "N")]
+    pub(crate) index: Option<u32>,
+    /// Time to wait for a controller that does not listen yet.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) wait: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cluster {
+    /// List the processes of a running run.
+    Ps {
+        /// Folder or name of the run.
+        run: PathBuf,
+    },
+    /// Change the number of inference servers of a running run.
+    ///
+    /// New ones load the current weights before they get requests. Surplus ones finish their requests first.
+    Scale {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of servers.
+        replicas: usize,
+    },
+    /// End an inference server of a running run once its requests are finished.
+    Drain {
+        /// Folder or name of the run.
+        run: PathBuf,
+        /// Number of the server.
+        replica: usize,
+    },
+    /// Show the output of the processes of a run.
+    Logs(ClusterLogs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClusterLogs {
+    /// Folder or name of the run.
+    pub(crate) run: PathBuf,
+    /// Process, such as `replica-0` or `policy-rank-1`. Default: all.
+    pub(crate) process: Option<String>,
+    /// Number of last lines of each process.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub(crate) lines: usize,
+    /// Show new output as it is written.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
 }
 
 #[derive(Debug, Args)]

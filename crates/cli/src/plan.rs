@@ -7,7 +7,7 @@ use std::path::Path;
 use rloom_config::{Config, ModelSource, Stage};
 use rloom_engine::{RolloutEngineSettings, RolloutError, RolloutSettings, sizing};
 use rloom_model::ModelConfig;
-use rloom_run::assembly::{self, Placement, Slots};
+use rloom_run::assembly::{self, Offer, Placement};
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
 use serde::Serialize;
@@ -190,7 +190,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
         }
         None => None,
     };
-    let placement = Placement::of(config, stage, Slots::of_machine()).map_err(Failure::usage)?;
+    let placement = Placement::of(config, stage, &Offer::expected(config)).map_err(Failure::usage)?;
     Ok(StagePlan {
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),

@@ -1,7 +1,6 @@
 //! The node daemon: starts processes for the controller, and ends them when the controller is gone.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, TcpListener};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,22 +9,26 @@ use rloom_wire::{Connection, Frame, Identity, Options, Token, WireError, connect
 use crate::error::ClusterError;
 use crate::guarded::Guarded;
 use crate::message::{GuardCommand, NodeCommand, NodeEvent};
+use crate::offer;
+use crate::ports::Ports;
+use crate::relay::{Dialer, Outcome};
+use crate::small_file::Reads;
 use crate::spec::{ProcessSpec, Program};
 
 /// Role of a daemon in its handshake.
 pub(crate) const ROLE: &str = "node";
 
-/// Longest time to connect.
+/// Longest attempt to connect.
 const CONNECTING: Duration = Duration::from_secs(30);
+/// First and longest pause between two attempts to connect.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Longest wait for a report to be sent.
 const SENDING: Duration = Duration::from_secs(30);
 /// Longest wait for processes to end after the controller is gone.
 const ENDING: Duration = Duration::from_secs(10);
-/// Attempts to find a port that was not handed out before.
-const ATTEMPTS: usize = 100;
 
 /// A daemon's settings.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Daemon {
     /// Address of the controller.
     pub controller: String,
@@ -37,21 +40,33 @@ pub struct Daemon {
     pub program: Program,
     /// Limits of the connection.
     pub options: Options,
+    /// Time to repeat attempts to connect: schedulers start daemons before the controller.
+    pub wait: Duration,
+    /// Called with the first failure of those attempts.
+    pub on_wait: fn(&WireError),
 }
 
 /// Serves the controller until it closes the connection, which is no error.
 pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
-    let Daemon { controller, token, index, options, .. } = daemon;
-    let identity = Identity::new(ROLE, *index, 0);
-    let connection = connect(controller, token, &identity, *options, Instant::now() + CONNECTING)?;
+    let connection = first_connection(daemon)?;
     connection.set_phase("ready");
-    let processes = Arc::new(Processes { connection, running: Mutex::default(), ended: Condvar::new() });
-    let mut ports = BTreeSet::new();
+    let dialer = Dialer::new(connection.peer().address, daemon.token.clone(), daemon.options);
+    let processes = Arc::new(Processes {
+        program: daemon.program.clone(),
+        ports: Ports::new(connection.local_address()?.ip().to_canonical()),
+        reads: Reads::default(),
+        dialer: Arc::new(dialer.map_err(|source| ClusterError::Launch { source })?),
+        connection,
+        running: Mutex::default(),
+        ended: Condvar::new(),
+    });
+    // In a thread of its own: a command that hangs does not delay the end of the processes.
+    let following = Arc::clone(&processes);
+    let commands = std::thread::Builder::new().name("commands".to_owned());
+    commands.spawn(move || following.follow_all()).map_err(|source| ClusterError::Launch { source })?;
     let error = loop {
-        match processes.connection.receive(Instant::now() + Duration::from_mins(1)) {
-            Ok(frame) => processes.follow(&frame, &daemon.program, &mut ports),
-            Err(WireError::Deadline { .. }) => {}
-            Err(error) => break error,
+        if let Some(error) = processes.connection.wait_failed(Instant::now() + Duration::from_mins(1)) {
+            break error;
         }
     };
     processes.end();
@@ -61,19 +76,73 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     }
 }
 
-/// The running processes by number.
+/// Connects to the controller, which may not listen yet.
+fn first_connection(daemon: &Daemon) -> Result<Connection, WireError> {
+    let Daemon { controller, token, index, options, wait, on_wait, .. } = daemon;
+    let identity = Identity::new(ROLE, *index, 0);
+    let end = Instant::now() + *wait;
+    let [mut pause, longest] = PAUSES;
+    let mut has_failed = false;
+    loop {
+        let error = match connect(controller, token, &identity, *options, Instant::now() + CONNECTING) {
+            Ok(connection) => return Ok(connection),
+            // What a machine, a proxy or a full listener answers in place of the controller.
+            Err(
+                error @ (WireError::Unreachable { .. }
+                | WireError::NotRloom { .. }
+                | WireError::HandshakeTimeout { .. }
+                | WireError::Io { .. }),
+            ) => error,
+            Err(error) => return Err(error),
+        };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(error);
+        }
+        if !has_failed {
+            on_wait(&error);
+            has_failed = true;
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (2 * pause).min(longest);
+    }
+}
+
+/// The running processes by number, and what commands need.
 struct Processes {
+    program: Program,
+    ports: Ports,
+    reads: Reads,
+    dialer: Arc<Dialer>,
     connection: Connection,
-    running: Mutex<BTreeMap<u64, Arc<Guarded>>>,
+    running: Mutex<Running>,
     ended: Condvar,
 }
 
+#[derive(Default)]
+struct Running {
+    guarded: BTreeMap<u64, Arc<Guarded>>,
+    /// The controller is gone: nothing is started any more.
+    is_over: bool,
+}
+
 impl Processes {
+    /// Follows commands until the connection ends.
+    fn follow_all(self: Arc<Self>) {
+        loop {
+            match self.connection.receive(Instant::now() + Duration::from_mins(1)) {
+                Ok(frame) => self.follow(&frame),
+                Err(WireError::Deadline { .. }) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
     /// Follows a command.
-    fn follow(self: &Arc<Self>, frame: &Frame, program: &Program, ports: &mut BTreeSet<u16>) {
+    fn follow(self: &Arc<Self>, frame: &Frame) {
         let job = frame.job;
         match frame.parse() {
-            Ok(NodeCommand::Start(spec)) => self.start(job, spec, program),
+            Ok(NodeCommand::Start(spec)) => self.start(job, spec),
             Ok(NodeCommand::Stop { process, grace_ms }) => {
                 self.send(process, &GuardCommand::Stop { grace_ms });
             }
@@ -81,34 +150,58 @@ impl Processes {
                 self.send(process, &GuardCommand::Signal { signal });
             }
             Ok(NodeCommand::Output { process }) => {
-                let running = self.running().get(&process).cloned();
-                self.report(
-                    job,
-                    &match running {
-                        Some(guarded) => NodeEvent::Output { text: guarded.output() },
-                        None => NodeEvent::Refused { reason: "the process has ended".to_owned() },
-                    },
-                );
+                let guarded = self.running().guarded.get(&process).cloned();
+                let output = guarded.map(|guarded| NodeEvent::Output { text: guarded.output() });
+                self.answer(job, output.ok_or_else(|| "the process has ended".to_owned()));
             }
-            Ok(NodeCommand::FreePort) => self.report(job, &free_port(ports)),
-            Err(error) => self.report(job, &NodeEvent::Refused { reason: error.to_string() }),
+            Ok(NodeCommand::FreePort { reach }) => {
+                self.answer(job, self.ports.free(reach).map(|port| NodeEvent::FreePort { port }));
+            }
+            Ok(NodeCommand::Describe) => self.answer(job, self.describe()),
+            Ok(NodeCommand::Relay { connection, port }) => {
+                let this = Arc::clone(self);
+                let report = move |outcome| {
+                    let event = match outcome {
+                        Outcome::Refused => NodeEvent::NotRelayed { connection },
+                        Outcome::Ended => NodeEvent::RelayEnded { connection },
+                    };
+                    this.report(0, &event);
+                };
+                self.dialer.start(connection, port, report);
+            }
+            Ok(NodeCommand::ReadFile { path }) => {
+                let this = Arc::clone(self);
+                let done = move |content: Result<Vec<u8>, String>| {
+                    this.answer(job, content.map(|content| NodeEvent::File { content }));
+                };
+                self.reads.start(&path, done);
+            }
+            Err(error) => self.answer(job, Err(error.to_string())),
         }
     }
 
-    fn start(self: &Arc<Self>, job: u64, spec: ProcessSpec, program: &Program) {
+    fn describe(&self) -> Result<NodeEvent, String> {
+        let local = self.connection.local_address().map_err(|error| error.to_string())?;
+        offer::describe(local).map(NodeEvent::Described)
+    }
+
+    fn start(self: &Arc<Self>, job: u64, spec: ProcessSpec) {
         let reporting = Arc::clone(self);
         let report = move |event: NodeEvent| {
             if !matches!(event, NodeEvent::Started { .. }) {
-                reporting.running().remove(&job);
+                reporting.running().guarded.remove(&job);
                 reporting.ended.notify_all();
             }
             reporting.report(job, &event);
         };
         // Locked until the process is listed: it may end at once.
         let mut running = self.running();
-        match Guarded::start(program, spec, report) {
+        if running.is_over {
+            return;
+        }
+        match Guarded::start(&self.program, spec, report) {
             Ok(guarded) => {
-                running.insert(job, Arc::new(guarded));
+                running.guarded.insert(job, Arc::new(guarded));
             }
             Err(error) => {
                 drop(running);
@@ -120,10 +213,15 @@ impl Processes {
 
     /// Sends a command to a guard. One that has ended has reported that.
     fn send(&self, process: u64, command: &GuardCommand) {
-        let guarded = self.running().get(&process).cloned();
+        let guarded = self.running().guarded.get(&process).cloned();
         if let Some(guarded) = guarded {
             let _ = guarded.send(command);
         }
+    }
+
+    /// Sends the reply to a request, or the reason why it could not be fulfilled.
+    fn answer(&self, job: u64, reply: Result<NodeEvent, String>) {
+        self.report(job, &reply.unwrap_or_else(|reason| NodeEvent::Refused { reason }));
     }
 
     /// Sends a report. If that fails, receiving fails as well.
@@ -136,12 +234,14 @@ impl Processes {
     /// Ends all processes.
     fn end(&self) {
         self.connection.close();
+        self.dialer.close();
         let mut running = self.running();
-        for guarded in running.values() {
+        running.is_over = true;
+        for guarded in running.guarded.values() {
             guarded.abandon();
         }
         let deadline = Instant::now() + ENDING;
-        while !running.is_empty() {
+        while !running.guarded.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -150,36 +250,7 @@ impl Processes {
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Guarded>>> {
+    fn running(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A port that no process listens on, and that was not handed out before.
-fn free_port(ports: &mut BTreeSet<u16>) -> NodeEvent {
-    for _ in 0..ATTEMPTS {
-        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-        match bound {
-            Ok(address) if ports.insert(address.port()) => {
-                return NodeEvent::FreePort { port: address.port() };
-            }
-            Ok(_) => {}
-            Err(error) => return NodeEvent::Refused { reason: error.to_string() },
-        }
-    }
-    NodeEvent::Refused { reason: "all free ports were handed out before".to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_that_were_handed_out_are_not_handed_out_again() {
-        let mut all: BTreeSet<u16> = (0..=u16::MAX).collect();
-        assert!(matches!(free_port(&mut all), NodeEvent::Refused { .. }));
-        let mut none = BTreeSet::new();
-        let NodeEvent::FreePort { port } = free_port(&mut none) else { panic!("{none:?}") };
-        assert_eq!(none, BTreeSet::from([port]));
     }
 }

@@ -1,6 +1,8 @@
 //! Errors of nodes and their processes.
 
 use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use miette::Diagnostic;
@@ -49,6 +51,81 @@ pub enum ClusterError {
         /// The end of the daemon.
         exit: Exit,
     },
+    /// Not all daemons have connected in time.
+    #[error(
+        "{joined} of {nodes} node daemons connected to {address} within {} s; missing: {}{details}",
+        timeout.as_secs(),
+        listed(missing)
+    )]
+    #[diagnostic(help(
+        "start `rloom node --controller HOST:PORT --index N` on the missing machines with the `RLOOM_TOKEN` of the run, or raise \
+         `cluster.join_seconds`"
+    ))]
+    NodesMissing {
+        /// Daemons that have connected.
+        joined: usize,
+        /// Machines of the run.
+        nodes: usize,
+        /// Numbers of the missing ones.
+        missing: Vec<usize>,
+        /// The time allowed.
+        timeout: Duration,
+        /// Address that the run listens on.
+        address: SocketAddr,
+        /// What is known about them, a line each.
+        details: String,
+    },
+    /// No daemon has taken the place of one that was lost.
+    #[error("no daemon has taken the place of node {machine} within {} s", timeout.as_secs_f64())]
+    NotReplaced {
+        /// Number of the machine.
+        machine: usize,
+        /// The time allowed.
+        timeout: Duration,
+    },
+    /// No port of this machine for the connections to a server on another one.
+    #[error("could not reserve a port: {source}")]
+    Port {
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The run was asked to end while it waited for machines.
+    #[error("interrupted while the run waited for its machines")]
+    Interrupted,
+    /// A machine does not see a folder.
+    #[error("{hostname} does not see {}: {reason}", folder.display())]
+    #[diagnostic(help("set `run.directory` to a folder that all machines see under the same path"))]
+    NotShared {
+        /// The machine.
+        hostname: String,
+        /// The folder.
+        folder: PathBuf,
+        /// Reason.
+        reason: String,
+    },
+    /// A file that proves that a folder is shared could not be written.
+    #[error("could not write {}: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The launcher of Ray could not be started.
+    #[error("could not start `{} -m rloom.ray`: {source}", python.display())]
+    #[diagnostic(help("set `cluster.python` to the interpreter of an environment with `rloom[ray]`"))]
+    LaunchRay {
+        /// The interpreter.
+        python: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Ray cannot keep the daemons running.
+    #[error("Ray: {reason}")]
+    Ray {
+        /// Reason.
+        reason: String,
+    },
     /// A process could not be started.
     #[error("could not start {process} on {node}: {reason}")]
     NotStarted {
@@ -77,6 +154,16 @@ pub enum ClusterError {
         /// The reason.
         reason: String,
     },
+    /// A relay could not listen.
+    #[error("could not relay port {port} of {node}: {source}")]
+    Relay {
+        /// The node.
+        node: String,
+        /// The port.
+        port: u16,
+        /// The system's error.
+        source: io::Error,
+    },
     /// A process ended that was needed.
     #[error("{process} on {node} {exit}")]
     ProcessEnded {
@@ -87,4 +174,9 @@ pub enum ClusterError {
         /// Its end.
         exit: Exit,
     },
+}
+
+/// `node 1, node 3`
+fn listed(machines: &[usize]) -> String {
+    machines.iter().map(|machine| format!("node {machine}")).collect::<Vec<_>>().join(", ")
 }

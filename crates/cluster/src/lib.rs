@@ -5,7 +5,7 @@
 //! ```
 //!
 //! - The **controller** holds a [`Node`] for each machine and starts [`Process`]es there. [`Node::local`] launches the
-//!   daemon of its own machine; daemons that others start dial in to a listener ([`Node::of`]).
+//!   daemon of its own machine; daemons that others start dial in to a [`NodeListener`].
 //! - The **daemon** ([`daemon::run`], `rloom node`) keeps the end of each program's output and reports exits. When the
 //!   controller is gone (end of the connection, or its lease), it ends everything it started.
 //! - A **guard** ([`guard::run`]) is a small process of this binary that starts one program in a group of its own. When
@@ -22,19 +22,32 @@ mod exit;
 pub mod guard;
 mod guarded;
 mod lines;
+mod listener;
 mod local;
 mod local_node;
 mod log_file;
+mod machines;
 mod message;
 mod node;
+mod offer;
+mod ports;
 mod process;
+mod ray;
+mod relay;
+mod settings;
+mod small_file;
 mod spec;
 mod tail;
 
 pub use error::ClusterError;
 pub use exit::Exit;
+pub use listener::NodeListener;
 pub use local::LocalOptions;
 pub use local_node::LocalNode;
-pub use node::Node;
+pub use machines::{JoinStatus, Machines, Member};
+pub use node::{Node, RunningProcess};
+pub use offer::{NodeOffer, Reach, gpus, hostname};
 pub use process::Process;
+pub use relay::Relay;
+pub use settings::{ClusterSettings, InvalidKey, Launcher, PlacementStrategy};
 pub use spec::{ProcessSpec, Program};

@@ -52,6 +52,8 @@ impl LocalDaemon {
         let listener = Listener::bind("127.0.0.1:0", token.clone(), identity, options.wire)?;
         let mut command = options.program.command(ROLE);
         command.arg("--controller").arg(listener.address().to_string());
+        // The index of a scheduler is that of another daemon. Without this controller, there is nothing to wait for.
+        command.args(["--index", "0", "--wait", "0"]);
         command.env(TOKEN_VARIABLE, token.reveal());
         // A group of its own: Ctrl-C is for the controller to act on.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

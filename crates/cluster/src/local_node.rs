@@ -19,6 +19,12 @@ impl LocalNode {
         Self { options: Arc::new(options), current: Arc::default() }
     }
 
+    /// The node, if its daemon is launched and was not lost.
+    pub(crate) fn current(&self) -> Option<Node> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|node| !node.is_lost()).cloned()
+    }
+
     /// The node with a daemon that was not lost so far.
     pub fn get(&self) -> Result<Node, ClusterError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,11 @@
 //! Messages between controller and daemon, and between daemon and guard.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::offer::{NodeOffer, Reach};
 use crate::spec::ProcessSpec;
 
 /// Commands of the controller. The job of a frame is the number of the process, or of the request.
@@ -18,7 +21,14 @@ pub(crate) enum NodeCommand {
     /// Requests the end of the output.
     Output { process: u64 },
     /// Requests a port that is free on the node.
-    FreePort,
+    FreePort { reach: Reach },
+    /// Requests what the node offers.
+    Describe,
+    /// Requests a connection with the role `relay` and the index `connection`, from a port of the node's loopback
+    /// interface. The events are `NotRelayed` and `RelayEnded`.
+    Relay { connection: u32, port: u16 },
+    /// Requests the content of a small file.
+    ReadFile { path: PathBuf },
 }
 
 /// Reports of the daemon; the job of a frame is that of the command.
@@ -35,6 +45,14 @@ pub(crate) enum NodeEvent {
     Output { text: String },
     /// A free port.
     FreePort { port: u16 },
+    /// What the node offers.
+    Described(NodeOffer),
+    /// A relayed connection could not be opened.
+    NotRelayed { connection: u32 },
+    /// The program ended its direction of a relayed connection.
+    RelayEnded { connection: u32 },
+    /// The content of a file.
+    File { content: Vec<u8> },
     /// A request could not be fulfilled.
     Refused { reason: String },
 }

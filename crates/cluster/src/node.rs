@@ -1,17 +1,22 @@
 //! A node as the controller sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rloom_wire::{Connection, Frame, FrameError, WireError};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ClusterError;
 use crate::exit::Exit;
 use crate::local::{LocalDaemon, LocalOptions};
 use crate::message::{NodeCommand, NodeEvent};
+use crate::offer::{NodeOffer, Reach};
 use crate::process::Process;
+use crate::relay::{Arrivals, Closing, Relay, pump, reset};
 use crate::spec::ProcessSpec;
 
 /// A machine with a daemon. Clones share it; everything on the node ends with the last clone and the last process.
@@ -29,6 +34,8 @@ struct Handle {
 #[derive(Debug)]
 struct Shared {
     connection: Connection,
+    /// Where its relayed connections arrive; `None` on this machine, where nothing is relayed.
+    arrivals: Option<Arc<Arrivals>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -40,7 +47,29 @@ struct State {
     replies: BTreeMap<u64, NodeEvent>,
     /// Ends of the processes that have a handle; `None` while one runs.
     processes: BTreeMap<u64, Option<Exit>>,
+    /// Name, role and process id of those that run.
+    running: BTreeMap<u64, (String, String, i32)>,
+    /// Signals that end its relays.
+    relays: Vec<Weak<Closing>>,
     lost: Option<WireError>,
+}
+
+/// Longest wait for a relayed connection.
+const RELAYING: Duration = Duration::from_secs(30);
+
+/// A process that runs on a machine of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningProcess {
+    /// Number of the machine.
+    pub machine: usize,
+    /// Its host name.
+    pub hostname: String,
+    /// Name of the process, such as `policy rank 1`.
+    pub name: String,
+    /// Its role, such as `rank`.
+    pub role: String,
+    /// Its process id there.
+    pub pid: i32,
 }
 
 /// Numbers of processes and requests, unique in this process.
@@ -50,16 +79,21 @@ impl Node {
     /// Launches a daemon on this machine.
     pub fn local(options: &LocalOptions) -> Result<Self, ClusterError> {
         let (connection, daemon) = LocalDaemon::launch(options)?;
-        Self::with_daemon(connection, Some(daemon))
+        Self::with_daemon(connection, Some(daemon), None)
     }
 
-    /// A node whose daemon others started; `connection` is that of a peer with the role `node`.
-    pub fn of(connection: Connection) -> Result<Self, ClusterError> {
-        Self::with_daemon(connection, None)
+    /// A node whose daemon others started.
+    pub(crate) fn of(connection: Connection, arrivals: Arc<Arrivals>) -> Result<Self, ClusterError> {
+        Self::with_daemon(connection, None, Some(arrivals))
     }
 
-    fn with_daemon(connection: Connection, daemon: Option<LocalDaemon>) -> Result<Self, ClusterError> {
-        let shared = Arc::new(Shared { connection, state: Mutex::default(), changed: Condvar::new() });
+    fn with_daemon(
+        connection: Connection,
+        daemon: Option<LocalDaemon>,
+        arrivals: Option<Arc<Arrivals>>,
+    ) -> Result<Self, ClusterError> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { connection, arrivals, state, changed });
         let receiving = Arc::clone(&shared);
         // First, so that an error closes the connection.
         let node = Self(Arc::new(Handle { shared, daemon }));
@@ -67,6 +101,11 @@ impl Node {
         let spawned = std::thread::Builder::new().name("node".to_owned()).spawn(receive);
         spawned.map_err(|source| ClusterError::Launch { source })?;
         Ok(node)
+    }
+
+    /// Number that the daemon was started with. Two nodes may have the same.
+    pub fn index(&self) -> u32 {
+        self.shared().connection.peer().identity.index
     }
 
     /// Name for messages.
@@ -78,8 +117,21 @@ impl Node {
     }
 
     /// True if the connection to the daemon has ended: nothing can be started any more.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.shared().state().lost.is_some()
+    }
+
+    /// Waits until the node is lost; false once the deadline has passed.
+    pub fn wait_lost(&self, deadline: Instant) -> bool {
+        loop {
+            let state = self.shared().state();
+            if state.lost.is_some() {
+                return true;
+            }
+            if !self.shared().wait(state, deadline) {
+                return false;
+            }
+        }
     }
 
     /// Starts a process; returns once the program runs.
@@ -92,6 +144,11 @@ impl Node {
         match self.request(number, &NodeCommand::Start(spec.clone()), operation, deadline)? {
             NodeEvent::Started { pid } => {
                 process.started(pid);
+                let mut state = self.shared().state();
+                // It may have ended already.
+                if matches!(state.processes.get(&number), Some(None)) {
+                    state.running.insert(number, (spec.name.clone(), spec.role.clone(), pid));
+                }
                 Ok(process)
             }
             NodeEvent::NotStarted { reason } => {
@@ -101,12 +158,75 @@ impl Node {
         }
     }
 
-    /// A port that is free on the loopback interface of the node, and that was not returned before.
-    pub fn free_port(&self, deadline: Instant) -> Result<u16, ClusterError> {
+    /// The processes that run, of which this node is machine number `machine`.
+    pub(crate) fn processes(&self, machine: usize, hostname: &str) -> Vec<RunningProcess> {
+        let state = self.shared().state();
+        if state.lost.is_some() {
+            return Vec::new();
+        }
+        let process = |(name, role, pid): &(String, String, i32)| RunningProcess {
+            machine,
+            hostname: hostname.to_owned(),
+            name: name.clone(),
+            role: role.clone(),
+            pid: *pid,
+        };
+        state.running.values().map(process).collect()
+    }
+
+    /// Address by which the node reaches this process.
+    pub fn controller_ip(&self) -> Result<IpAddr, ClusterError> {
+        Ok(self.shared().connection.local_address()?.ip().to_canonical())
+    }
+
+    /// A port that is free on an interface of the node, and that was not returned before.
+    pub fn free_port(&self, reach: Reach, deadline: Instant) -> Result<u16, ClusterError> {
         let operation = || "find a free port".to_owned();
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        match self.request(number, &NodeCommand::FreePort, operation, deadline)? {
+        match self.ask(&NodeCommand::FreePort { reach }, operation, deadline)? {
             NodeEvent::FreePort { port } => Ok(port),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// Resources and address of the node.
+    pub fn describe(&self, deadline: Instant) -> Result<NodeOffer, ClusterError> {
+        let operation = || "describe the node".to_owned();
+        match self.ask(&NodeCommand::Describe, operation, deadline)? {
+            NodeEvent::Described(offer) => Ok(offer),
+            event => Err(self.unexpected(event, operation())),
+        }
+    }
+
+    /// An address of this machine whose connections reach `port` of the node's loopback interface. A connection that cannot
+    /// be opened there is reset; all of them are when the node is lost.
+    pub fn relay(&self, port: u16) -> Result<Relay, ClusterError> {
+        let failed = |source| ClusterError::Relay { node: self.name(), port, source };
+        self.relay_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?, port)
+    }
+
+    /// The same for the address that `listener` has.
+    pub fn relay_on(&self, listener: TcpListener, port: u16) -> Result<Relay, ClusterError> {
+        let Some(arrivals) = self.shared().arrivals.clone() else { return Ok(Relay::direct(port)) };
+        let failed = |source| ClusterError::Relay { node: self.name(), port, source };
+        let closing = Arc::new(Closing::new().map_err(failed)?);
+        let (shared, until) = (Arc::clone(&self.0.shared), Arc::clone(&closing));
+        let serve = move |client| shared.relay(client, port, &arrivals, &until);
+        let mut state = self.shared().state();
+        if let Some(lost) = state.lost.clone() {
+            drop(state);
+            return Err(self.lost(lost));
+        }
+        state.relays.retain(|relay| relay.strong_count() > 0);
+        state.relays.push(Arc::downgrade(&closing));
+        drop(state);
+        Relay::start(listener, closing, serve).map_err(failed)
+    }
+
+    /// The content of a file of at most 64 KiB, as the node sees it.
+    pub fn read_file(&self, path: &Path, deadline: Instant) -> Result<Vec<u8>, ClusterError> {
+        let operation = || format!("read {}", path.display());
+        match self.ask(&NodeCommand::ReadFile { path: path.to_owned() }, operation, deadline)? {
+            NodeEvent::File { content } => Ok(content),
             event => Err(self.unexpected(event, operation())),
         }
     }
@@ -117,8 +237,7 @@ impl Node {
             return Ok(exit.output);
         }
         let operation = || format!("read the output of {name}");
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        match self.request(number, &NodeCommand::Output { process }, operation, deadline)? {
+        match self.ask(&NodeCommand::Output { process }, operation, deadline)? {
             NodeEvent::Output { text } => Ok(text),
             // It ended meanwhile.
             NodeEvent::Refused { .. } => self.wait_for(process, name, deadline).map(|exit| exit.output),
@@ -163,7 +282,19 @@ impl Node {
 
     /// Drops the end of a process that has no handle any more.
     pub(crate) fn forget(&self, process: u64) {
-        self.shared().state().processes.remove(&process);
+        let mut state = self.shared().state();
+        state.processes.remove(&process);
+        state.running.remove(&process);
+    }
+
+    /// Sends a command and waits for its reply.
+    fn ask(
+        &self,
+        command: &NodeCommand,
+        operation: impl Fn() -> String,
+        deadline: Instant,
+    ) -> Result<NodeEvent, ClusterError> {
+        self.request(NUMBERS.fetch_add(1, Ordering::Relaxed), command, operation, deadline)
     }
 
     fn request(
@@ -202,11 +333,8 @@ impl Node {
         command: &NodeCommand,
         deadline: Instant,
     ) -> Result<(), ClusterError> {
-        let connection = &self.shared().connection;
-        let invalid = |source: FrameError| WireError::Frame { peer: self.name(), source };
-        let frame = Frame::of(0, number, command).map_err(invalid)?;
-        connection.send(&frame, deadline).map_err(|error| match error {
-            WireError::Deadline { .. } => ClusterError::Wire(error),
+        self.shared().send(number, command, deadline).map_err(|error| match error {
+            WireError::Deadline { .. } | WireError::Frame { .. } => ClusterError::Wire(error),
             lost => self.lost(lost),
         })
     }
@@ -265,12 +393,42 @@ impl Shared {
         }
     }
 
+    fn send(&self, number: u64, command: &NodeCommand, deadline: Instant) -> Result<(), WireError> {
+        let peer = || self.connection.peer().to_string();
+        let frame = Frame::of(0, number, command);
+        let frame = frame.map_err(|source: FrameError| WireError::Frame { peer: peer(), source })?;
+        self.connection.send(&frame, deadline)
+    }
+
+    /// Serves one connection of a relay.
+    fn relay(&self, client: TcpStream, port: u16, arrivals: &Arc<Arrivals>, closing: &Closing) {
+        let deadline = Instant::now() + RELAYING;
+        let expected = arrivals.expect();
+        let command = NodeCommand::Relay { connection: expected.number, port };
+        let sent = self.send(0, &command, deadline);
+        match sent.ok().and_then(|()| expected.wait(closing, deadline)) {
+            Some(stream) => pump(stream, client, closing, || expected.has_ended()),
+            None => reset(client),
+        }
+    }
+
     fn take(&self, number: u64, event: NodeEvent) {
         let mut state = self.state();
         match event {
             NodeEvent::Exited(exit) => {
+                state.running.remove(&number);
                 if let Some(process) = state.processes.get_mut(&number) {
                     *process = Some(exit);
+                }
+            }
+            NodeEvent::NotRelayed { connection } => {
+                if let Some(arrivals) = &self.arrivals {
+                    arrivals.refused(connection);
+                }
+            }
+            NodeEvent::RelayEnded { connection } => {
+                if let Some(arrivals) = &self.arrivals {
+                    arrivals.ended(connection);
                 }
             }
             reply if state.waiting.contains(&number) => {
@@ -283,7 +441,13 @@ impl Shared {
     }
 
     fn lose(&self, error: WireError) {
-        self.state().lost = Some(error);
+        let mut state = self.state();
+        state.lost = Some(error);
+        let relays = std::mem::take(&mut state.relays);
+        drop(state);
+        for relay in relays.iter().filter_map(Weak::upgrade) {
+            relay.close();
+        }
         self.changed.notify_all();
     }
 

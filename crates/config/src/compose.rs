@@ -5,6 +5,7 @@
 //! last stage.
 
 use rloom_algo::{AdvantageKind, Kind, LossKind};
+use rloom_cluster::ClusterSettings;
 use rloom_data::DataSettings;
 use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
@@ -67,6 +68,7 @@ pub(crate) struct Draft {
     pub(crate) run: Section<RunSettings>,
     pub(crate) model: Section<ModelKeys>,
     pub(crate) tokenizer: Option<Section<TokenizerKeys>>,
+    pub(crate) cluster: Option<Section<ClusterSettings>>,
     pub(crate) eval: Option<EvalDraft>,
     pub(crate) stages: Vec<StageDraft>,
 }
@@ -103,10 +105,11 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 14] = [
+    let sections: [(&str, &[&str]); 15] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
+        ("cluster", field_names::<ClusterSettings>()),
         ("sampling", field_names::<SamplingSettings>()),
         ("trainer", &trainer),
         ("rollout", field_names::<RolloutEngineSettings>()),
@@ -172,13 +175,14 @@ impl Composer<'_> {
         let run = section("run").with(keys.run);
         let model = section("model").with(keys.model);
         let tokenizer = keys.tokenizer.map(|t| section("tokenizer").with(t));
+        let cluster = keys.cluster.map(|c| section("cluster").with(c));
         let eval = match eval {
             Some(draft) => Some(draft?),
             None => None,
         };
         let stages = stages.into_iter().collect::<Option<Vec<_>>>()?;
         let root = Section { value: (), node, layers: Vec::new(), path: String::new() };
-        Some(Draft { root, run, model, tokenizer, eval, stages })
+        Some(Draft { root, run, model, tokenizer, cluster, eval, stages })
     }
 
     fn stage(&mut self, stage: &StageTable<'_>) -> Option<StageDraft> {

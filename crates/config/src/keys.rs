@@ -4,6 +4,7 @@
 use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
+use rloom_cluster::ClusterSettings;
 use rloom_data::{DataSettings, Order};
 use rloom_engine::{RolloutEngineSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
@@ -61,6 +62,8 @@ pub(crate) struct RootKeys {
     pub(crate) model: ModelKeys,
     /// Tokenizer of a new model. Its tokens are characters.
     pub(crate) tokenizer: Option<TokenizerKeys>,
+    /// The machines of the run. Without this table a run uses this machine alone, and nothing listens on its network.
+    pub(crate) cluster: Option<ClusterSettings>,
     /// Tasks of all stages and of evaluation: either `path` or `generator`, with the keys of that source. A stage's own
     /// table overrides single keys.
     #[schemars(with = "Option<DataSettings>")]

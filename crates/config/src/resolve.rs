@@ -27,6 +27,9 @@ impl Config {
                 root.insert("tokenizer".to_owned(), Value::Table(table(tokenizer)));
             }
         }
+        if let Some(cluster) = &self.cluster {
+            root.insert("cluster".to_owned(), Value::Table(table(cluster)));
+        }
         if let Some(eval) = &self.eval {
             root.insert("eval".to_owned(), Value::Table(self.eval_table(eval)));
         }

@@ -101,7 +101,8 @@ impl SettingChange {
     pub fn effect(&self) -> Result<ChangeEffect, &'static str> {
         let key = self.local_key();
         let of_evaluation = key.strip_prefix("eval.");
-        if WITHOUT_INFLUENCE.contains(&of_evaluation.unwrap_or(key)) {
+        // Other machines; other numbers of ranks are settings of the trainer.
+        if key.starts_with("cluster.") || WITHOUT_INFLUENCE.contains(&of_evaluation.unwrap_or(key)) {
             return Ok(ChangeEffect::None);
         }
         if of_evaluation.is_some() || FROM_A_CHECKPOINT.contains(&key) {

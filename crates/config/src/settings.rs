@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use rloom_algo::{Algorithm, AlgorithmSettings};
+use rloom_cluster::ClusterSettings;
 use rloom_data::{DataSettings, Order};
 use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
@@ -25,6 +26,8 @@ pub struct Config {
     pub model: ModelSource,
     /// Format of weights and activations in matrix products, in training, rollouts and evaluation alike: `model.dtype`.
     pub dtype: Dtype,
+    /// The machines of the run; `None` for this one alone.
+    pub cluster: Option<ClusterSettings>,
     /// Evaluation on held-out tasks; `None` for none.
     pub eval: Option<EvalSettings>,
     /// The stages, in order; at least one.

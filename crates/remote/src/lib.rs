@@ -25,20 +25,12 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype, RankEnd, RankLauncher,
-    RankProcess,
+    Gang, GangError, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype, RankEnd,
+    RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};
 pub use pool::{ModelLimits, PoolTimings, ReplicaPool, Restart};
-pub use process::ServerProcess;
+pub use process::{CommandOfPort, ServerHost, ServerProcess};
+pub use rloom_cluster::gpus;
 pub use server::Server;
-
-/// Most GPUs of a machine that the driver numbers.
-const MAX_GPUS: usize = 255;
-
-/// Number of NVIDIA GPUs of this machine.
-pub fn gpus() -> usize {
-    let has = |index: &usize| std::path::Path::new(&format!("/dev/nvidia{index}")).exists();
-    (0..MAX_GPUS).take_while(has).count()
-}

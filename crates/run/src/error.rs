@@ -209,6 +209,26 @@ pub enum RunError {
         /// The defect.
         reason: String,
     },
+    /// A change of the servers that is not possible.
+    #[error("not possible: {reason}")]
+    Scale {
+        /// Reason.
+        reason: String,
+    },
+    /// A run without processes of its own, or that does not run.
+    #[error("{} is not running, or has started no processes", path.display())]
+    NoProcesses {
+        /// The run directory.
+        path: PathBuf,
+    },
+    /// A run that does not follow commands.
+    #[error("the run in {} has not answered for {seconds} s", path.display())]
+    NoAnswer {
+        /// The run directory.
+        path: PathBuf,
+        /// The time allowed.
+        seconds: u64,
+    },
     /// An engine that this process does not have.
     #[error(
         "the rollout engine \"{engine}\" runs in processes of its own, and this command uses the embedded one"

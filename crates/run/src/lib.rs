@@ -5,6 +5,7 @@
 
 pub mod assembly;
 mod auto_resume;
+mod control;
 mod data_record;
 mod error;
 mod evaluate;
@@ -24,6 +25,7 @@ mod stage_setup;
 mod start;
 mod train;
 
+pub use control::{ControlCommand, ControlReply, Processes, control, processes_of};
 pub use error::{NotRepeatable, RunError};
 pub use evaluate::evaluate;
 pub use policy::Policy;

@@ -13,7 +13,8 @@ use rloom_telemetry::Observer;
 
 use crate::data_record::DataRecord;
 use crate::initial::{self, policy_to_resume};
-use crate::train::{Summary, attempt, engines, run};
+use crate::start::engines;
+use crate::train::{Summary, attempt, run};
 use crate::{RunError, StopFlag};
 
 /// Options of a resumed run.
@@ -53,7 +54,7 @@ pub fn resume(
         }
         let (kept, mut warn) = (path.join(INITIAL), |message| events.warn(message));
         let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &hub, &mut warn)?;
-        let (engines, inputs) = engines(&directory, config, &policy, &hub)?;
+        let (engines, inputs) = engines(&directory, config, &policy, &hub, events, stop)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -108,7 +109,7 @@ pub fn fork(
         events.warn(format!("continues {} of {}", checkpoint, source.display()));
         let mut warn = |message| events.warn(message);
         let policy = policy_to_resume(&directory, config, newest.as_ref(), &kept, &hub, &mut warn)?;
-        let (engines, inputs) = engines(&directory, config, &policy, &hub)?;
+        let (engines, inputs) = engines(&directory, config, &policy, &hub, events, stop)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }

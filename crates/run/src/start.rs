@@ -1,21 +1,54 @@
 //! Start of an attempt at a run: its announcement, and the measurement of its prompts.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rloom_cluster::{JoinStatus, NodeOffer};
 use rloom_config::Config;
+use rloom_hub::Hub;
 use rloom_stage::StageError;
 use rloom_store::StoreError;
 use rloom_store::checkpoint::StoredCheckpoint;
 use rloom_store::directory::RunDirectory;
 use rloom_telemetry::{Event, EventStream, Phase};
 
-use crate::assembly::EngineFactory;
+use crate::assembly::{ConfiguredEngines, EngineFactory};
 use crate::prompts::{KeptRows, PromptProgress};
 use crate::stage_setup::{RunInputs, outline};
-use crate::{RunError, StopFlag, functions};
+use crate::{Policy, RunError, StopFlag, context, functions};
 
 /// Duration of a measurement of prompts that is not worth a progress report.
 const QUIET: Duration = Duration::from_millis(500);
+
+/// The engines of a policy, and the inputs of its stages. Waits for the machines of the run.
+pub(crate) fn engines(
+    directory: &RunDirectory,
+    config: &Config,
+    policy: &Policy,
+    hub: &Arc<Hub>,
+    events: &mut EventStream<'_>,
+    stop: &StopFlag,
+) -> Result<(ConfiguredEngines, RunInputs), RunError> {
+    let ctx = context(config.run.threads)?;
+    let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
+    let mut last = None;
+    let mut observe = |status: &JoinStatus| {
+        if last.as_ref() != Some(status) {
+            let JoinStatus { joined, nodes, pending } = status.clone();
+            let (done, total) = (joined as u64, nodes as u64);
+            events.emit(Event::Progress { phase: Phase::Nodes, done, total, detail: pending });
+            last = Some(status.clone());
+        }
+        !stop.after_this_step()
+    };
+    let engines = ConfiguredEngines::new(directory.path(), policy, config, ctx, &mut observe)?;
+    for (node, member) in engines.machines().members().into_iter().flatten().enumerate() {
+        let Some(member) = member else { continue };
+        let NodeOffer { hostname, address, cores, gpus, .. } = member.offer;
+        events.emit(Event::NodeJoined { node, hostname, address: address.to_string(), cores, gpus });
+    }
+    Ok((engines, inputs))
+}
 
 /// Reports the start of an attempt from a checkpoint, and the checkpoints that are damaged.
 pub(crate) fn announce<F: EngineFactory>(

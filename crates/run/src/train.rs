@@ -24,7 +24,7 @@ use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
-use crate::assembly::{ConfiguredEngines, EngineFactory, StageStart, is_exact};
+use crate::assembly::{EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
@@ -35,8 +35,8 @@ use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
     RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
 };
-use crate::start::{announce, measure_prompts};
-use crate::{Policy, RunError, StopFlag, context, runtime};
+use crate::start::{announce, engines, measure_prompts};
+use crate::{RunError, StopFlag, runtime};
 use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
     StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
@@ -75,7 +75,7 @@ pub fn train(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> R
     attempt(&directory, observer, |events| {
         let data = DataRecord::open(&directory, config, false)?;
         let policy = policy_of_new_run(&directory, config, &hub)?;
-        let (engines, inputs) = engines(&directory, config, &policy, &hub)?;
+        let (engines, inputs) = engines(&directory, config, &policy, &hub, events, stop)?;
         run(config, &directory, &engines, &inputs, data, events, stop)
     })
 }
@@ -134,18 +134,6 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
         *source = path.display().to_string();
     }
     Ok(config)
-}
-
-/// The engines of a policy, and the inputs of its stages.
-pub(crate) fn engines(
-    directory: &RunDirectory,
-    config: &Config,
-    policy: &Policy,
-    hub: &Arc<Hub>,
-) -> Result<(ConfiguredEngines, RunInputs), RunError> {
-    let ctx = context(config.run.threads)?;
-    let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
-    Ok((ConfiguredEngines::new(directory.path(), policy, config, ctx)?, inputs))
 }
 
 /// Runs one attempt, and reports how it ended.

@@ -23,6 +23,8 @@ pub struct StageOutline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
+    /// Machines whose node daemons have connected, before anything starts.
+    Nodes,
     /// Prompts measured, before the first step.
     Prompts,
     /// Completions generated.
@@ -214,6 +216,19 @@ pub enum Event {
         resumed_from: Option<String>,
         /// All stages of the recipe.
         stages: Vec<StageOutline>,
+    },
+    /// The node daemon of a machine has connected.
+    NodeJoined {
+        /// Number of the machine.
+        node: usize,
+        /// Its name.
+        hostname: String,
+        /// Its address on the network of the run.
+        address: String,
+        /// Processor cores.
+        cores: usize,
+        /// GPUs.
+        gpus: usize,
     },
     /// The prompts of a stage or of the evaluation were measured.
     Prompts(PromptSummary),

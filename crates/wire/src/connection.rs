@@ -63,6 +63,31 @@ pub fn connect(
     options: Options,
     deadline: Instant,
 ) -> Result<Connection, WireError> {
+    let (stream, peer) = dial(address, token, identity, options, deadline)?;
+    Connection::start(stream, peer, options)
+}
+
+/// Connects as [`connect`] does and returns the stream itself, on which nothing follows the handshake. `identity` has a
+/// role of the listener's [`Streams`](crate::Streams).
+pub fn connect_stream(
+    address: &str,
+    token: &Token,
+    identity: &Identity,
+    options: Options,
+    deadline: Instant,
+) -> Result<TcpStream, WireError> {
+    let (stream, peer) = dial(address, token, identity, options, deadline)?;
+    prepare(&stream, &peer, None)?;
+    Ok(stream)
+}
+
+fn dial(
+    address: &str,
+    token: &Token,
+    identity: &Identity,
+    options: Options,
+    deadline: Instant,
+) -> Result<(TcpStream, Peer), WireError> {
     let failed = |source| WireError::Unreachable { address: address.to_owned(), source: Arc::new(source) };
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for resolved in resolve(address, deadline).map_err(failed)? {
@@ -72,12 +97,23 @@ pub fn connect(
                 let timeout = options.handshake.min(left);
                 let deadline = deadline.min(Instant::now() + timeout);
                 let peer = Handshake { token, identity, deadline, timeout }.connect(&stream)?;
-                return Connection::start(stream, peer, options);
+                return Ok((stream, peer));
             }
             Err(error) => last = error,
         }
     }
     Err(failed(last))
+}
+
+/// Settings of a stream after its handshake.
+pub(crate) fn prepare(stream: &TcpStream, peer: &Peer, timeout: Option<Duration>) -> Result<(), WireError> {
+    let prepared = stream.set_nodelay(true);
+    let prepared = prepared.and_then(|()| stream.set_write_timeout(timeout));
+    prepared.and_then(|()| stream.set_read_timeout(timeout)).map_err(|source| WireError::Io {
+        peer: peer.to_string(),
+        operation: "prepare the connection",
+        source: Arc::new(source),
+    })
 }
 
 /// Resolves a name, which has no timeout of its own, in a thread.
@@ -98,13 +134,7 @@ fn resolve(address: &str, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
 impl Connection {
     /// Starts the threads of a connection after its handshake.
     pub(crate) fn start(stream: TcpStream, peer: Peer, options: Options) -> Result<Self, WireError> {
-        let prepared = stream.set_nodelay(true);
-        let prepared = prepared.and_then(|()| stream.set_write_timeout(Some(TICK)));
-        prepared.and_then(|()| stream.set_read_timeout(Some(TICK))).map_err(|source| WireError::Io {
-            peer: peer.to_string(),
-            operation: "prepare the connection",
-            source: Arc::new(source),
-        })?;
+        prepare(&stream, &peer, Some(TICK))?;
         let inbox = Inbox {
             frames: VecDeque::new(),
             bytes: 0,
@@ -138,6 +168,32 @@ impl Connection {
     /// The process at the other end.
     pub fn peer(&self) -> &Peer {
         &self.shared().peer
+    }
+
+    /// This end's address.
+    pub fn local_address(&self) -> Result<SocketAddr, WireError> {
+        let shared = self.shared();
+        shared.stream.local_addr().map_err(|source| WireError::Io {
+            peer: shared.peer.to_string(),
+            operation: "read the address of the connection",
+            source: Arc::new(source),
+        })
+    }
+
+    /// Waits for the failure of the connection; `None` once the deadline has passed.
+    pub fn wait_failed(&self, deadline: Instant) -> Option<WireError> {
+        let shared = self.shared();
+        let mut inbox = shared.inbox();
+        loop {
+            if let Some(failure) = &inbox.failure {
+                return Some(failure.clone());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            inbox = shared.wait(inbox, left);
+        }
     }
 
     /// Sends a frame. A deadline that passes inside the frame ends the sending direction; one that passes before does

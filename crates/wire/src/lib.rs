@@ -32,6 +32,8 @@
 //! Builds must be equal ([`BUILD`] contains a fingerprint of the sources), and the epoch at least that of
 //! [`Listener::set_epoch`]. The token itself is never sent. Frames are neither encrypted nor signed.
 //!
+//! Peers with the role of a listener's [`Streams`] exchange plain bytes afterwards, without frames, beats and lease.
+//!
 //! # Liveness
 //!
 //! A thread of each end sends a beat every [`Options::beat`] with the phase and the progress of its process, whatever
@@ -56,12 +58,12 @@ mod token;
 mod writer;
 
 pub use bytes::Bytes;
-pub use connection::{Connection, connect};
+pub use connection::{Connection, connect, connect_stream};
 pub use error::{FrameError, WireError};
 pub use frame::Frame;
 pub use header::HEADER_BYTES;
 pub use identity::{BUILD, Identity, Peer};
-pub use listener::Listener;
+pub use listener::{Listener, Streams};
 pub use options::Options;
 pub use progress::{Beat, Progress};
 pub use safetensors::Dtype;

@@ -1,5 +1,6 @@
 //! The listening end: handshakes run in threads of their own, so a slow or hostile one delays no other.
 
+use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection};
 use crate::error::WireError;
 use crate::handshake::Handshake;
-use crate::identity::Identity;
+use crate::identity::{Identity, Peer};
 use crate::options::Options;
 use crate::token::Token;
 
@@ -22,6 +23,20 @@ const REFUSALS: usize = 8;
 
 /// Pause after a failed `accept`, such as one for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Peers of one role whose streams are handed out after the handshake, without frames and beats.
+pub struct Streams {
+    /// The role.
+    pub role: &'static str,
+    /// Receives each stream, in the thread of its handshake.
+    pub take: Box<dyn Fn(Peer, TcpStream) + Send + Sync>,
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Streams").field("role", &self.role).finish_non_exhaustive()
+    }
+}
 
 /// Accepts connections of one run.
 #[derive(Debug)]
@@ -38,6 +53,7 @@ struct Door {
     token: Token,
     identity: Identity,
     options: Options,
+    streams: Option<Streams>,
     epoch: AtomicU64,
     handshakes: AtomicUsize,
     closed: AtomicBool,
@@ -52,6 +68,17 @@ impl Listener {
         identity: Identity,
         options: Options,
     ) -> Result<Self, WireError> {
+        Self::bind_with(address, token, identity, options, None)
+    }
+
+    /// Listens as [`Listener::bind`] does and hands out the streams of one role.
+    pub fn bind_with(
+        address: &str,
+        token: Token,
+        identity: Identity,
+        options: Options,
+        streams: Option<Streams>,
+    ) -> Result<Self, WireError> {
         let failed = |source| WireError::Listen { address: address.to_owned(), source: Arc::new(source) };
         let listener = TcpListener::bind(address).map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
@@ -59,6 +86,7 @@ impl Listener {
             token,
             identity,
             options,
+            streams,
             epoch: AtomicU64::new(0),
             handshakes: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -157,7 +185,18 @@ impl Door {
             timeout,
         };
         let peer = handshake.accept(&stream, self.epoch.load(Ordering::SeqCst));
-        let connection = peer.and_then(|peer| Connection::start(stream, peer, self.options));
+        let streams =
+            |peer: &Peer| self.streams.as_ref().filter(|streams| peer.identity.role == streams.role);
+        let connection = match peer {
+            Ok(peer) => match streams(&peer) {
+                Some(streams) => match connection::prepare(&stream, &peer, None) {
+                    Ok(()) => return (streams.take)(peer, stream),
+                    Err(error) => Err(error),
+                },
+                None => Connection::start(stream, peer, self.options),
+            },
+            Err(error) => Err(error),
+        };
         match connection {
             Err(
                 error @ (WireError::NotRloom { .. }

@@ -3,6 +3,7 @@
 pub(crate) mod algo;
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod cluster;
 pub(crate) mod doctor;
 pub(crate) mod engines;
 pub(crate) mod eval;

@@ -1,12 +1,11 @@
 //! Processes of outside engines: their slots, and the memory of each by formula.
 
 use std::fmt::Write as _;
-use std::ops::Range;
 
 use rloom_config::Stage;
 use rloom_engine::{Form, RolloutEngineSettings, ServerSettings, TorchSettings};
 use rloom_model::ModelConfig;
-use rloom_run::assembly::{self, PlacedRole, Placement, Slots};
+use rloom_run::assembly::{self, Offer, Place, PlacedRole, Placement};
 use serde::Serialize;
 
 use super::F32;
@@ -18,7 +17,7 @@ const HALF: u64 = 2;
 /// Processes of a stage outside of this one.
 #[derive(Debug, Serialize)]
 pub(crate) struct Processes {
-    machine: Slots,
+    machines: Offer,
     roles: Vec<Role>,
     /// Bytes of each update; `None` if the model is not available or nothing is handed over.
     update: Option<u64>,
@@ -43,21 +42,20 @@ struct Role {
 impl Processes {
     /// The processes of a placement.
     pub(super) fn of(stage: &Stage, placement: Placement, model: Option<&ModelConfig>) -> Self {
-        let Placement { machine, roles, weights } = placement;
+        let Placement { offer, roles, weights } = placement;
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
             let memory = model.map(|model| match (stage.trainer.ranks(), servers) {
                 (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
-                (Some(torch), _) => rank_memory(stage, torch, placed.role, model, machine),
+                (Some(torch), _) => rank_memory(stage, torch, placed.role, model, offer.has_gpus()),
                 _ => Vec::new(),
             });
-            let is_limited = placed.role == "server" && matches!(machine, Slots::Gpus(_));
+            let is_limited = placed.role == "server" && offer.has_gpus();
             let fraction = servers.filter(|_| is_limited).map(|servers| servers.memory_fraction(true));
             Role { placed, memory: memory.unwrap_or_default(), fraction }
         };
         let readers = servers.map_or(0, ServerSettings::servers);
         Self {
-            machine,
             roles: roles.into_iter().map(role).collect(),
             update: model.filter(|_| stage.rollout.is_some()).map(|model| {
                 // Folders have the masters; what goes from GPU to GPU is in the format of the computation.
@@ -66,6 +64,7 @@ impl Processes {
             }),
             readers,
             weights,
+            machines: offer,
         }
     }
 
@@ -91,21 +90,22 @@ impl Processes {
     }
 
     fn line(&self, role: &Role) -> String {
-        let PlacedRole { role: name, processes, slots } = &role.placed;
+        let PlacedRole { role: name, processes, places } = &role.placed;
         let name = match processes {
             1 => format!("{name} 0"),
             _ => format!("{name}s 0-{}", processes - 1),
         };
-        let kind = match self.machine {
-            Slots::Gpus(_) => "GPU",
-            Slots::Cores(_) => "core",
+        let kind = if self.machines.has_gpus() { "GPU" } else { "core" };
+        let places = match self.machines.machines() {
+            [_] => slot_text(kind, places),
+            machines => machine_text(kind, places, machines.len()),
         };
-        let mut line = format!("  {name:<15} {}", slot_text(kind, slots));
+        let mut line = format!("  {name:<15} {places}");
         if !role.memory.is_empty() {
             let total = role.memory.iter().map(|(_, bytes)| bytes).sum();
             let parts = role.memory.iter().filter(|(_, size)| *size > 0);
             let parts: Vec<String> = parts.map(|(part, size)| format!("{part} {}", bytes(*size))).collect();
-            let share = if matches!(self.machine, Slots::Gpus(_)) { "GPU" } else { "process" };
+            let share = if self.machines.has_gpus() { "GPU" } else { "process" };
             let _ = write!(line, "; about {} per {share}: {}", bytes(total), parts.join(", "));
         }
         if let Some(fraction) = role.fraction {
@@ -116,17 +116,26 @@ impl Processes {
 }
 
 /// `GPUs 4-7, 2 each`
-fn slot_text(kind: &str, slots: &[Range<usize>]) -> String {
-    let first = slots.iter().map(|range| range.start).min().unwrap_or(0);
-    let last = slots.iter().map(|range| range.end - 1).max().unwrap_or(0);
+fn slot_text(kind: &str, places: &[Place]) -> String {
+    let first = places.iter().map(|place| place.slots.start).min().unwrap_or(0);
+    let last = places.iter().map(|place| place.slots.end - 1).max().unwrap_or(0);
     let all = if first == last { format!("{kind} {first}") } else { format!("{kind}s {first}-{last}") };
-    match slots {
-        [range, _, ..] if slots.iter().all(|other| other == range) && first != last => {
+    match places {
+        [place, _, ..] if places.iter().all(|other| other.slots == place.slots) && first != last => {
             format!("{all}, shared")
         }
-        [range, _, ..] if range.len() > 1 => format!("{all}, {} each", range.len()),
+        [place, _, ..] if place.slots.len() > 1 => format!("{all}, {} each", place.slots.len()),
         _ => all,
     }
+}
+
+/// `node 0: GPUs 0-3; node 1: GPUs 0-3`
+fn machine_text(kind: &str, places: &[Place], machines: usize) -> String {
+    let of_machine = |machine: usize| {
+        let there: Vec<Place> = places.iter().filter(|place| place.machine == machine).cloned().collect();
+        (!there.is_empty()).then(|| format!("node {machine}: {}", slot_text(kind, &there)))
+    };
+    (0..machines).filter_map(of_machine).collect::<Vec<_>>().join("; ")
 }
 
 fn servers(engine: &RolloutEngineSettings) -> Option<&ServerSettings> {
@@ -142,7 +151,7 @@ fn rank_memory(
     torch: &TorchSettings,
     role: &str,
     model: &ModelConfig,
-    machine: Slots,
+    is_gpu: bool,
 ) -> Vec<(&'static str, u64)> {
     let shard = if torch.shard == 0 { torch.ranks } else { torch.shard } as u64;
     let whole = model.parameter_count() * F32;
@@ -151,7 +160,6 @@ fn rank_memory(
     let sequences = stage.groups_per_batch * u64::from(stage.algorithm.group_size);
     let tokens = tokens.min(model.max_positions as u64 * sequences);
     let per_token = assembly::activation_bytes_per_token(model, stage.trainer.activation_checkpointing);
-    let is_gpu = matches!(machine, Slots::Gpus(_));
     // On GPUs, `offload` keeps them in the memory of the host, where frozen models of several ranks are in any case.
     let stays = u64::from(!(torch.offload && is_gpu && torch.ranks > 1));
     let has_reference = match role {
@@ -188,14 +196,21 @@ fn server_memory(model: &ModelConfig, servers: &ServerSettings) -> Vec<(&'static
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     #[test]
     fn slots_are_named_as_ranges() {
-        assert_eq!(slot_text("GPU", std::slice::from_ref(&(0..1))), "GPU 0");
-        assert_eq!(slot_text("GPU", &[0..1, 1..2]), "GPUs 0-1");
-        assert_eq!(slot_text("GPU", &[4..6, 6..8]), "GPUs 4-7, 2 each");
-        assert_eq!(slot_text("core", &[0..2, 0..2]), "cores 0-1, shared");
-        assert_eq!(slot_text("core", std::slice::from_ref(&(0..2))), "cores 0-1");
+        let on = |machine, ranges: &[Range<usize>]| -> Vec<Place> {
+            ranges.iter().map(|slots| Place { machine, slots: slots.clone() }).collect()
+        };
+        assert_eq!(slot_text("GPU", &on(0, std::slice::from_ref(&(0..1)))), "GPU 0");
+        assert_eq!(slot_text("GPU", &on(0, &[0..1, 1..2])), "GPUs 0-1");
+        assert_eq!(slot_text("GPU", &on(0, &[4..6, 6..8])), "GPUs 4-7, 2 each");
+        assert_eq!(slot_text("core", &on(0, &[0..2, 0..2])), "cores 0-1, shared");
+        assert_eq!(slot_text("core", &on(0, std::slice::from_ref(&(0..2)))), "cores 0-1");
+        let both = [on(0, &[0..2, 2..4]), on(2, std::slice::from_ref(&(0..2)))].concat();
+        assert_eq!(machine_text("GPU", &both, 3), "node 0: GPUs 0-3, 2 each; node 2: GPUs 0-1");
     }
 }

@@ -16,7 +16,8 @@ const RATE: u8 = 10;
 /// Width of the reward curve in characters.
 const CURVE: usize = 24;
 
-const PHASES: [(Phase, &str); 5] = [
+const PHASES: [(Phase, &str); 6] = [
+    (Phase::Nodes, "nodes"),
     (Phase::Prompts, "prompts"),
     (Phase::Rollout, "rollout"),
     (Phase::Reward, "reward"),
@@ -114,6 +115,7 @@ impl Bars {
                     }
                 }
             }
+            Event::NodeJoined { .. } => self.remove(&mut shown, Phase::Nodes),
             Event::Prompts(_) => self.remove(&mut shown, Phase::Prompts),
             Event::Evaluation { .. } => self.remove(&mut shown, Phase::Evaluate),
             Event::StageFinished { .. }

@@ -74,6 +74,18 @@ impl EventText {
                 }
                 lines
             }
+            Event::Progress { phase: Phase::Nodes, done, total, detail } if self.steps => {
+                let detail = detail.as_ref().map_or_else(String::new, |detail| format!(": {detail}"));
+                vec![format!("{done} of {total} nodes have connected{detail}")]
+            }
+            Event::NodeJoined { node, hostname, address, cores, gpus } => {
+                let devices = match gpus {
+                    0 => format!("{cores} cores"),
+                    1 => format!("{cores} cores, 1 GPU"),
+                    gpus => format!("{cores} cores, {gpus} GPUs"),
+                };
+                vec![format!("node {node}: {hostname} at {address}, {devices}")]
+            }
             Event::Progress { phase: Phase::Prompts, done, total, .. } if self.steps => {
                 let tenths = done * 10 / (*total).max(1);
                 if tenths == self.measured {

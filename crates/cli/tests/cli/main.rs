@@ -1,6 +1,7 @@
 //! The program as users run it, and the order of the workspace's crates.
 
 mod bench;
+mod cluster;
 mod downloads;
 mod engines;
 mod export;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalOptions, Node, Process, ProcessSpec, Program};
+use rloom_cluster::{LocalOptions, Node, Process, ProcessSpec, Program, Reach};
 use rloom_wire::{Identity, Listener, Options, Token};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
@@ -62,7 +62,7 @@ fn a_process_runs_on_this_machine() {
     assert_eq!(exit.code, Some(3));
     // Nothing else is in it: neither guard nor daemon write to it.
     assert_eq!(exit.output, "[]\n");
-    let port = node.free_port(soon()).unwrap();
+    let port = node.free_port(Reach::Loopback, soon()).unwrap();
     TcpListener::bind(("127.0.0.1", port)).unwrap();
 }
 
@@ -88,7 +88,7 @@ fn a_daemon_needs_the_token_and_the_controller() {
     let listener = Listener::bind("127.0.0.1:0", token, identity, Options::default()).unwrap();
     let address = listener.address().to_string();
     let dial = |token: Option<&str>, address: &str| {
-        let mut command = sandbox.command(&["node", "--controller", address]);
+        let mut command = sandbox.command(&["node", "--controller", address, "--wait", "0"]);
         command.env_remove("RLOOM_TOKEN").envs(token.map(|token| ("RLOOM_TOKEN", token)));
         sandbox.finished(&command.output().unwrap())
     };

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::ClusterError;
+use rloom_cluster::{ClusterError, Reach};
 use rloom_wire::Options;
 
 use crate::{MARK, Machine, mark, soon, this_as, wait_until_alive, wait_until_gone};
@@ -23,7 +23,7 @@ fn nothing_survives_the_daemon() {
     let mark = mark(20);
     let process = machine.start(&stubborn(&mark));
     wait_until_alive(&mark, 3);
-    kill("-KILL", &machine.daemon.id().to_string());
+    kill("-KILL", &machine.daemon.0.id().to_string());
     let error = process.wait(soon()).unwrap_err();
     assert!(matches!(error, ClusterError::NodeLost { .. }), "{error}");
     let message = error.to_string();
@@ -31,7 +31,7 @@ fn nothing_survives_the_daemon() {
         message.starts_with("node 0 at 127.0.0.1:") && message.ends_with("its processes are lost"),
         "{message}"
     );
-    assert!(machine.node.free_port(soon()).is_err());
+    assert!(machine.node.free_port(Reach::Loopback, soon()).is_err());
     wait_until_gone(&mark);
 }
 
@@ -96,7 +96,7 @@ fn a_program_does_not_survive_daemon_and_guard() {
     let guard = Command::new("ps").args(["-o", "ppid=", "-p", &pid]).output().unwrap();
     let guard = String::from_utf8(guard.stdout).unwrap();
     // Stopped, the daemon cannot act.
-    kill("-STOP", &machine.daemon.id().to_string());
+    kill("-STOP", &machine.daemon.0.id().to_string());
     kill("-KILL", guard.trim());
     wait_until_gone(&mark);
 }

@@ -30,6 +30,8 @@ fn a_node_lives_as_long_as_its_handles() {
     assert_eq!(alive(&mark).len(), 1);
     let process = node.start(&shell(&format!("sleep {mark} & exec sleep {mark}")), soon()).unwrap();
     wait_until_alive(&mark, 3);
+    // Nothing is relayed on one machine.
+    assert_eq!(node.relay(4711).unwrap().address(), "127.0.0.1:4711".parse().unwrap());
     drop(node);
     assert_eq!(process.exited().unwrap(), None, "a process keeps its node");
     drop(process);

@@ -5,15 +5,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::OsString;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rloom_cluster::daemon::{self, Daemon};
-use rloom_cluster::{Node, Process, ProcessSpec, Program, guard};
-use rloom_wire::{Identity, Listener, Options, TOKEN_VARIABLE, Token};
+use rloom_cluster::{Node, NodeListener, Process, ProcessSpec, Program, guard};
+use rloom_wire::{Options, TOKEN_VARIABLE, Token, WireError};
 
 mod deaths;
 mod local;
+mod nodes;
+#[cfg(target_os = "linux")]
+mod partitions;
+mod relays;
 mod starts;
 mod stops;
 
@@ -21,6 +25,8 @@ const TOKEN: &str = "a token of this test";
 const CONTROLLER: &str = "RLOOM_TEST_CONTROLLER";
 const MARK: &str = "RLOOM_TEST_MARK";
 const LEASE: &str = "RLOOM_TEST_LEASE";
+const INDEX: &str = "RLOOM_TEST_INDEX";
+const WAIT: &str = "RLOOM_TEST_WAIT";
 
 /// A deadline that passes in a hung test alone.
 fn soon() -> Instant {
@@ -39,10 +45,25 @@ fn this_as(test: &str) -> Command {
     command
 }
 
+/// Settings of a daemon.
+fn daemon_of(controller: &str) -> Daemon {
+    Daemon {
+        controller: controller.to_owned(),
+        token: Token::new(TOKEN).unwrap(),
+        index: 0,
+        program: this(),
+        options: Options::default(),
+        wait: Duration::ZERO,
+        on_wait: |_| {},
+    }
+}
+
 /// A daemon in a process of its own, and its controller in this one.
 struct Machine {
     node: Node,
-    daemon: Child,
+    daemon: Killed,
+    /// Its relays dial in here.
+    listener: NodeListener,
 }
 
 impl Machine {
@@ -52,14 +73,20 @@ impl Machine {
 
     /// Options of the controller's end, and the daemon's lease.
     fn with(options: Options, lease: Duration) -> Self {
-        let identity = Identity::new("controller", 0, 0);
         let token = Token::new(TOKEN).unwrap();
-        let listener = Listener::bind("127.0.0.1:0", token, identity, options).unwrap();
+        let listener = NodeListener::bind("127.0.0.1:0", token, options).unwrap();
         let mut command = this_as("node");
         command.env(CONTROLLER, listener.address().to_string()).env(TOKEN_VARIABLE, TOKEN);
         let daemon = command.env(LEASE, lease.as_millis().to_string()).spawn().unwrap();
-        let node = Node::of(listener.accept(soon()).unwrap()).unwrap();
-        Self { node, daemon }
+        let node = listener.accept(soon()).unwrap();
+        Self { node, daemon: Killed(daemon), listener }
+    }
+
+    /// Drops the node, and waits for the end of its daemon.
+    fn end(self) -> ExitStatus {
+        let Self { node, mut daemon, listener: _listener } = self;
+        drop(node);
+        daemon.0.wait().unwrap()
     }
 
     fn start(&self, script: &str) -> Process {
@@ -67,10 +94,13 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+/// A process that is killed when this is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
     fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -128,13 +158,15 @@ fn mark(number: u32) -> String {
 fn node() {
     let lease = std::env::var(LEASE).unwrap().parse().unwrap();
     let options = Options { lease: Duration::from_millis(lease), ..Options::default() };
-    let _ = daemon::run(&Daemon {
-        controller: std::env::var(CONTROLLER).unwrap(),
-        token: Token::from_environment().unwrap(),
-        index: 0,
-        program: this(),
-        options,
-    });
+    let controller = std::env::var(CONTROLLER).unwrap();
+    let token = Token::from_environment().unwrap();
+    let number = |name| std::env::var(name).map_or(0, |value| value.parse().unwrap());
+    let (index, wait) = (number(INDEX), Duration::from_secs(number(WAIT).into()));
+    let on_wait = |error: &WireError| println!("waiting: {error}");
+    let ended = daemon::run(&Daemon { token, options, index, wait, on_wait, ..daemon_of(&controller) });
+    if let Err(error) = ended {
+        panic!("{error}");
+    }
 }
 
 #[test]

@@ -4,13 +4,10 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::daemon::{self, Daemon};
-use rloom_cluster::{ClusterError, ProcessSpec};
-use rloom_wire::{Identity, Listener, Options, Token, WireError};
+use rloom_cluster::{ClusterError, ProcessSpec, Reach};
+use rloom_wire::WireError;
 
-use crate::{
-    Machine, TOKEN, alive, mark, shell, soon, this, wait_for_output, wait_until_alive, wait_until_gone,
-};
+use crate::{Machine, alive, mark, shell, soon, wait_for_output, wait_until_alive, wait_until_gone};
 
 #[test]
 fn an_exit_has_its_code_and_the_end_of_both_outputs() {
@@ -103,7 +100,8 @@ fn a_wait_has_a_deadline_and_a_dropped_handle_kills() {
 #[test]
 fn ports_are_free_and_differ() {
     let machine = Machine::new();
-    let ports: BTreeSet<u16> = (0..50).map(|_| machine.node.free_port(soon()).unwrap()).collect();
+    let ports: BTreeSet<u16> =
+        (0..50).map(|_| machine.node.free_port(Reach::Loopback, soon()).unwrap()).collect();
     assert_eq!(ports.len(), 50);
     let listeners: Vec<_> =
         ports.iter().map(|port| TcpListener::bind(("127.0.0.1", *port)).unwrap()).collect();
@@ -117,19 +115,4 @@ fn stacks_are_requested_with_a_signal_to_the_program() {
     wait_for_output(&process, "ready");
     process.request_stacks(soon()).unwrap();
     wait_for_output(&process, "the stacks");
-}
-
-#[test]
-fn a_daemon_with_a_wrong_token_is_refused() {
-    let token = Token::new(TOKEN).unwrap();
-    let identity = Identity::new("controller", 0, 0);
-    let listener = Listener::bind("127.0.0.1:0", token, identity, Options::default()).unwrap();
-    let refused = daemon::run(&Daemon {
-        controller: listener.address().to_string(),
-        token: Token::random().unwrap(),
-        index: 0,
-        program: this(),
-        options: Options::default(),
-    });
-    assert!(matches!(refused, Err(ClusterError::Wire(WireError::WrongToken { .. }))), "{refused:?}");
 }

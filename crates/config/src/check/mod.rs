@@ -1,5 +1,6 @@
 //! Checks across settings: those that contradict each other, and those that have no effect.
 
+mod cluster;
 mod environment;
 mod eval;
 mod eval_tables;
@@ -21,10 +22,11 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     let stages = stage::check_all(draft, problems);
     shared::check(draft, problems);
     let model = model::check(draft, problems);
+    let cluster = draft.cluster.as_ref().and_then(|section| cluster::check(section, problems));
     let eval = draft.eval.as_ref().map(|eval| eval::check(eval, draft, problems));
     if problems.len() > before {
         return None;
     }
     let dtype = draft.model.value.dtype;
-    Some(Config { run, model: model?, dtype, eval, stages: stages? })
+    Some(Config { run, model: model?, dtype, cluster, eval, stages: stages? })
 }

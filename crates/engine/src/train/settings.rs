@@ -162,7 +162,11 @@ impl TrainSettings {
         }
         if matches!(self.backend, Backend::Deepspeed(_)) {
             if torch.shard > 0 {
-                return refuse("shard", torch.shard.to_string(), "0 with the DeepSpeed backend, which shares among all ranks");
+                return refuse(
+                    "shard",
+                    torch.shard.to_string(),
+                    "0 with the DeepSpeed backend, which shares among all ranks",
+                );
             }
             if torch.offload {
                 return refuse("offload", "true".to_owned(), "false with the DeepSpeed backend");
@@ -174,11 +178,7 @@ impl TrainSettings {
         }
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
-            return refuse(
-                "activation_checkpointing",
-                value,
-                "\"none\" or \"block\" with PyTorch ranks",
-            );
+            return refuse("activation_checkpointing", value, "\"none\" or \"block\" with PyTorch ranks");
         }
         ValueRange::above(0.0, MAX_SECONDS).check("step_timeout_seconds", torch.step_timeout_seconds)
     }
@@ -342,6 +342,9 @@ mod tests {
             let error = parse(json).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{key}`:")), "{error}");
         }
-        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#).unwrap().validate().unwrap();
+        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#)
+            .unwrap()
+            .validate()
+            .unwrap();
     }
 }

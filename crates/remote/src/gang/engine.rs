@@ -200,15 +200,12 @@ impl Gang {
     }
 
     /// Tensors of each rank: the micro-batches `group`, `group + groups`, … of its group, with those of `also`.
-    fn divided(
-        &self,
-        step: &[PackedBatch],
-        also: impl Fn(usize) -> Vec<Tensor>,
-    ) -> Vec<Vec<Tensor>> {
+    fn divided(&self, step: &[PackedBatch], also: impl Fn(usize) -> Vec<Tensor>) -> Vec<Vec<Tensor>> {
         let GangSettings { ranks, sequence_parallel, .. } = self.settings;
         let of_rank = |rank| {
             let own = step.iter().enumerate().skip(rank / sequence_parallel).step_by(self.settings.groups());
-            own.flat_map(|(index, batch)| rows::of_batch(index, batch).into_iter().chain(also(index))).collect()
+            own.flat_map(|(index, batch)| rows::of_batch(index, batch).into_iter().chain(also(index)))
+                .collect()
         };
         (0..ranks).map(of_rank).collect()
     }
@@ -223,7 +220,8 @@ impl Gang {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
         let known = self.step_scoped(step, loss)?;
-        let grads = |index| known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
+        let grads =
+            |index| known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
         let mut tensors = self.divided(step, grads);
         if known.is_none() {
             let message = loss.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;

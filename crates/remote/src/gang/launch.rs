@@ -2,6 +2,10 @@
 
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+
+/// Where ranks and trainer are on one machine.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Program of a rank.
 #[derive(Debug, Clone)]
@@ -25,6 +29,22 @@ pub struct RankEnd {
 
 /// Starts ranks.
 pub trait RankLauncher: Send {
+    /// Address of this machine at which ranks connect to the trainer. Loopback, unless ranks are on other machines.
+    fn listening_ip(&self) -> IpAddr {
+        LOOPBACK
+    }
+
+    /// Address by which a rank reaches this machine.
+    fn trainer_ip(&self, _rank: usize) -> io::Result<IpAddr> {
+        Ok(LOOPBACK)
+    }
+
+    /// Address at which the ranks connect to each other: a port of the machine of rank 0 that is free now, since PyTorch
+    /// cannot choose one by itself.
+    fn rendezvous(&self) -> io::Result<SocketAddr> {
+        TcpListener::bind((LOOPBACK, 0))?.local_addr()
+    }
+
     /// Starts one rank.
     fn start(&self, command: &RankCommand) -> io::Result<Box<dyn RankProcess>>;
 }

@@ -1,6 +1,6 @@
 //! The processes of one epoch of a gang and the connections to them.
 
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,12 +34,15 @@ impl Ranks {
     ) -> Result<Self, GangError> {
         let token = Token::random()?;
         let identity = Identity::new("trainer", 0, epoch);
-        let listener = Listener::bind("127.0.0.1:0", token.clone(), identity, Options::default())?;
+        let address = SocketAddr::new(launcher.listening_ip(), 0).to_string();
+        let listener = Listener::bind(&address, token.clone(), identity, Options::default())?;
         listener.set_epoch(epoch);
-        let port = free_port().map_err(|source| GangError::Port { source: Arc::new(source) })?;
+        let master = launcher.rendezvous().map_err(|source| GangError::Port { source: Arc::new(source) })?;
         let mut started = Self { epoch, connections: Vec::new(), processes: Vec::new() };
         for rank in 0..ranks {
-            let address = listener.address().to_string();
+            let not_started = |source| GangError::Start { rank, source: Arc::new(source) };
+            let trainer = launcher.trainer_ip(rank).map_err(not_started)?;
+            let address = SocketAddr::new(trainer, listener.address().port()).to_string();
             let arguments =
                 ["-m", "rloom.worker", &address, &rank.to_string(), &ranks.to_string(), &epoch.to_string()];
             let command = RankCommand {
@@ -47,14 +50,11 @@ impl Ranks {
                 arguments: arguments.map(str::to_owned).to_vec(),
                 environment: vec![
                     (TOKEN_VARIABLE.to_owned(), token.reveal().to_owned()),
-                    ("MASTER_ADDR".to_owned(), "127.0.0.1".to_owned()),
-                    ("MASTER_PORT".to_owned(), port.to_string()),
+                    ("MASTER_ADDR".to_owned(), master.ip().to_string()),
+                    ("MASTER_PORT".to_owned(), master.port().to_string()),
                 ],
             };
-            let process = launcher.start(&command);
-            started
-                .processes
-                .push(process.map_err(|source| GangError::Start { rank, source: Arc::new(source) })?);
+            started.processes.push(launcher.start(&command).map_err(not_started)?);
         }
         let mut slots: Vec<Option<Connection>> = (0..ranks).map(|_| None).collect();
         while slots.iter().any(Option::is_none) {
@@ -155,9 +155,4 @@ impl Drop for Ranks {
             process.kill();
         }
     }
-}
-
-/// A port that is free now, for the rendezvous of PyTorch, which cannot choose one by itself.
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -43,6 +43,8 @@ fn node() {
         index: 0,
         program: this(),
         options: Options::default(),
+        wait: std::time::Duration::ZERO,
+        on_wait: |_| {},
     });
 }
 

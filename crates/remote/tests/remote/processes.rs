@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalNode, LocalOptions, Program};
+use rloom_cluster::{LocalNode, LocalOptions, Program, Reach};
 use rloom_core::OnUpdate;
 use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
 use rloom_remote::{ReplicaPool, Restart, Server, ServerCommand, ServerProcess};
@@ -113,7 +113,8 @@ fn a_daemon_starts_servers_and_ends_them() {
     let pool = pool(5);
     let mut urls = Vec::new();
     for replica in 0..2 {
-        let port = node.get().unwrap().free_port(Instant::now() + Duration::from_mins(1)).unwrap();
+        let port =
+            node.get().unwrap().free_port(Reach::Loopback, Instant::now() + Duration::from_mins(1)).unwrap();
         let url = format!("http://127.0.0.1:{port}");
         let process = ServerProcess::new(
             node.clone(),
@@ -168,7 +169,8 @@ fn server_at(port: u16) -> u32 {
 #[test]
 fn servers_of_a_lost_daemon_are_started_again_by_another() {
     let (node, trainer, pool) = (node(), Trainer::new(), pool(5));
-    let port = node.get().unwrap().free_port(Instant::now() + Duration::from_mins(1)).unwrap();
+    let port =
+        node.get().unwrap().free_port(Reach::Loopback, Instant::now() + Duration::from_mins(1)).unwrap();
     let url = format!("http://127.0.0.1:{port}");
     let command = command(port, "serve");
     let server = || Server::vllm(&url).unwrap();

@@ -1,13 +1,12 @@
 //! The engines that a configuration names: in this process, or in others.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::LocalNode;
+use rloom_cluster::{ClusterError, JoinStatus, Machines, NodeOffer};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -18,26 +17,26 @@ use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
 use rloom_remote::{
-    EnvironmentKind, Gang, GangSettings, HttpError, ModelLimits, PolicyHeads, RankBackend, RankDtype, ReplicaPool, Server,
-    ServerCommand, ServerProcess, Slot,
+    EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankBackend, RankDtype, ReplicaPool,
 };
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
+use rloom_wire::Options;
 
-use super::placement::{self, Placement, Slots, server_slots};
+use super::placement::{self, Offer, Place, Placement, Slots, rank_places};
 use super::ranks::NodeRanks;
 use super::rollout::ConfiguredRollout;
+use super::servers::{ServerPlan, Servers, connect};
 use super::train::ConfiguredTrainer;
 use super::transfer;
 use super::{EmbeddedEngines, EngineFactory, StageStart};
+use crate::control::Control;
 use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
 const PUBLICATIONS: &str = "publications";
 /// Folder of a run with the output of the processes that it starts.
 const LOGS: &str = "logs";
-/// Longest time until a server that is started answers.
-const STARTING: Duration = Duration::from_mins(15);
 
 /// Builds the engines that the configuration of a run names.
 #[derive(Debug)]
@@ -51,8 +50,12 @@ pub(crate) struct ConfiguredEngines {
     dtype: Dtype,
     /// Most ranks of a stage.
     ranks: usize,
-    /// Starts processes on this machine.
-    node: LocalNode,
+    /// Where processes are started.
+    machines: Machines,
+    /// Devices of the machines.
+    offer: Offer,
+    /// Lists the processes of the run, and follows the commands of `rloom cluster`.
+    control: Control,
     /// Gangs that were started, and start folders that were written.
     numbers: AtomicU64,
 }
@@ -65,9 +68,11 @@ impl ConfiguredEngines {
         policy: &Policy,
         config: &Config,
         ctx: Ctx,
+        observe: &mut dyn FnMut(&JoinStatus) -> bool,
     ) -> Result<Self, RunError> {
+        let (machines, offer) = machines(config, directory, observe)?;
         for stage in &config.stages {
-            Placement::of(config, stage, Slots::of_machine())?;
+            Placement::of(config, stage, &offer)?;
         }
         let publications = directory.join(PUBLICATIONS);
         if publications.exists() {
@@ -84,11 +89,18 @@ impl ConfiguredEngines {
             logs: directory.join(LOGS),
             dtype: config.dtype,
             ranks: placement::most_ranks(config),
-            node: LocalNode::default(),
+            control: Control::start(directory, &machines)?,
+            machines,
+            offer,
             numbers: AtomicU64::new(1),
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
         })
+    }
+
+    /// The machines of the run.
+    pub(crate) fn machines(&self) -> &Machines {
+        &self.machines
     }
 
     /// A number that no gang and no folder has: what replaces one that was lost has a name of its own.
@@ -100,7 +112,10 @@ impl ConfiguredEngines {
     fn start_folder(&self, start: &StageStart) -> Result<Arc<WeightFolder>, RunError> {
         let published = match start {
             StageStart::Initial => match self.policy.folder() {
-                Some(folder) => return Ok(Arc::new(WeightFolder::kept(folder))),
+                Some(folder) if self.machines.agree_on(&folder.join("config.json")) => {
+                    return Ok(Arc::new(WeightFolder::kept(folder)));
+                }
+                Some(folder) => return self.copied(folder),
                 None => self.embedded.open_start(StageStart::Initial)?,
             },
             StageStart::Published(published) => published.clone(),
@@ -118,6 +133,16 @@ impl ConfiguredEngines {
         Ok(Arc::new(WeightFolder::temporary(folder)))
     }
 
+    /// A copy in the run's folder of a model that other machines do not see.
+    fn copied(&self, folder: &Path) -> Result<Arc<WeightFolder>, RunError> {
+        let copy = self.publications.join("initial");
+        if !copy.exists() {
+            disk::create_folder(PUBLICATIONS, &copy)?;
+            copy_files(folder, &copy)?;
+        }
+        Ok(Arc::new(WeightFolder::kept(copy)))
+    }
+
     /// The models of a stage on PyTorch ranks, each with ranks of its own.
     fn gangs(
         &self,
@@ -130,6 +155,8 @@ impl ConfiguredEngines {
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let models = 1 + usize::from(backbone == Some(Backbone::Own)) + usize::from(prm.is_some());
+        let places = rank_places(torch.ranks, &self.offer)?;
+        let threads = self.rank_threads(stage, &places, threads);
         let gang = |model: &'static str, heads, has_reference: bool| {
             let epoch = self.next_number();
             let settings = GangSettings {
@@ -150,12 +177,19 @@ impl ConfiguredEngines {
                 activation_checkpointing: stage.trainer.activation_checkpointing,
                 offload: torch.offload,
                 deterministic: torch.deterministic,
-                threads: (threads / (torch.ranks * models)).max(1),
+                threads: (threads / models).max(1),
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
                 ..GangSettings::new(folder.path(), self.publications.join(format!("{model}-{epoch}")))
             };
             let python = interpreter(Path::new(&torch.python), EnvironmentKind::Torch)?;
-            let ranks = NodeRanks { node: self.node.get()?, python, model, logs: self.logs.clone() };
+            let ranks = NodeRanks {
+                machines: self.machines.clone(),
+                places: places.clone(),
+                has_gpus: self.offer.has_gpus(),
+                python,
+                model,
+                logs: self.logs.clone(),
+            };
             let gang = Gang::start(settings, &ranks, epoch)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
         };
@@ -173,47 +207,60 @@ impl ConfiguredEngines {
         })
     }
 
+    /// Threads of each rank: its share of the cores of its machine, of which this one gives `threads` to the trainer.
+    fn rank_threads(&self, stage: &Stage, places: &[Place], threads: usize) -> usize {
+        let of_machine = |machine: usize| {
+            let ranks = places.iter().filter(|place| place.machine == machine).count().max(1);
+            let threads = match self.machines.members() {
+                None => threads,
+                Some(_) if stage.trainer.threads > 0 => stage.trainer.threads,
+                Some(members) => {
+                    let member = members.into_iter().nth(machine).flatten();
+                    member.map_or(threads, |member| member.offer.cores)
+                }
+            };
+            threads / ranks
+        };
+        places.iter().map(|place| of_machine(place.machine)).min().unwrap_or(1).max(1)
+    }
+
     /// A pool over servers of one kind, which run already or are started.
     fn servers(
         &self,
         settings: &ServerSettings,
         engine: EnvironmentKind,
     ) -> Result<ConfiguredRollout, RunError> {
-        let connect = if engine == EnvironmentKind::Sglang { Server::sglang } else { Server::vllm };
         let Policy { context, vocabulary, .. } = self.policy;
         let limits = ModelLimits { context, vocabulary };
         let tokenizer = Some((*self.policy.tokenizer).clone());
-        let pool = ReplicaPool::new(limits, settings, tokenizer)?;
-        let address = |url: &str, error: &HttpError| RunError::ServerAddress {
-            url: url.to_owned(),
-            reason: error.to_string(),
-        };
-        for url in &settings.urls {
-            pool.join(connect(url).map_err(|error| address(url, &error))?);
-        }
+        let pool = Arc::new(ReplicaPool::new(limits, settings, tokenizer)?);
         if !settings.urls.is_empty() {
-            return Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: None });
+            for url in &settings.urls {
+                pool.join(connect(engine, url)?);
+            }
+            return Ok(ConfiguredRollout::Pool { pool, _model: None });
         }
-        let settings = &ServerSettings { python: interpreter(&settings.python, engine)?, ..settings.clone() };
         let model = self.start_folder(&StageStart::Initial)?;
-        let machine = Slots::of_machine();
-        let modules = self.publications.join("modules");
-        for replica in 0..settings.replicas {
-            let port = self.node.get()?.free_port(Instant::now() + STARTING)?;
-            let url = format!("http://127.0.0.1:{port}");
-            let slot = slot_of(server_slots(replica, settings, self.ranks, machine)?, machine);
-            let command = match engine {
-                EnvironmentKind::Sglang => ServerCommand::sglang(settings, limits, &slot, model.path(), port),
-                _ => ServerCommand::vllm(settings, limits, &slot, model.path(), port, &modules)
-                    .map_err(|source| StoreError::io("write", &modules, source))?,
-            };
-            let name = format!("replica {replica}");
-            let server = || connect(&url).map_err(|error| address(&url, &error));
-            let log = Some(self.logs.join(format!("replica-{replica}.log")));
-            let process = ServerProcess::new(self.node.clone(), name, command, server()?, STARTING, log);
-            pool.join_managed(server()?, Arc::new(process));
-        }
-        Ok(ConfiguredRollout::Pool { pool: Box::new(pool), _model: Some(model) })
+        let servers = Servers::new(
+            &pool,
+            ServerPlan {
+                engine,
+                settings: ServerSettings {
+                    python: interpreter(&settings.python, engine)?,
+                    ..settings.clone()
+                },
+                limits,
+                model: Arc::clone(&model),
+                modules: self.publications.join("modules"),
+                logs: self.logs.clone(),
+                machines: self.machines.clone(),
+                offer: self.offer.clone(),
+                ranks: self.ranks,
+            },
+        );
+        servers.scale(settings.replicas)?;
+        self.control.follow(Arc::new(servers));
+        Ok(ConfiguredRollout::Pool { pool, _model: Some(model) })
     }
 
     /// A folder as the publication of a version.
@@ -290,7 +337,7 @@ impl EngineFactory for ConfiguredEngines {
                 shares_prompts: false,
                 numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
                 // Of the live forms, the one that the placement allows.
-                forms: transfer::form(stage, self.ranks, Slots::of_machine())
+                forms: transfer::form(stage, self.ranks, &self.offer)
                     .ok()
                     .filter(|form| form.is_live())
                     .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
@@ -325,28 +372,48 @@ impl PolicyWriter for ConfiguredWriter {
                 return self.embedded.write(policy, folder);
             }
         };
-        let failed = |error| StoreError::io("read", source.path(), error);
-        for entry in std::fs::read_dir(source.path()).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if path.is_file() {
-                disk::link_or_copy("checkpoint", &path, &folder.join(path.file_name().unwrap_or_default()))?;
-            }
-        }
-        Ok(())
+        Ok(copy_files(source.path(), folder)?)
     }
+}
+
+/// Copies the files of a folder.
+fn copy_files(source: &Path, folder: &Path) -> Result<(), StoreError> {
+    let failed = |error| StoreError::io("read", source, error);
+    for entry in std::fs::read_dir(source).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_file() {
+            disk::link_or_copy("checkpoint", &path, &folder.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The machines of a run and their devices. Others have to see the run's folder.
+fn machines(
+    config: &Config,
+    directory: &Path,
+    observe: &mut dyn FnMut(&JoinStatus) -> bool,
+) -> Result<(Machines, Offer), RunError> {
+    let Some(cluster) = &config.cluster else { return Ok((Machines::default(), Offer::of_machine())) };
+    let machines = Machines::join(cluster, Options::default(), observe).map_err(|error| match error {
+        ClusterError::Interrupted => StageError::StoppedNow { path: directory.to_owned() }.into(),
+        error => RunError::from(error),
+    })?;
+    machines.prove_shared(directory)?;
+    let slots = machines.members().into_iter().flatten().flatten().map(|member| {
+        let NodeOffer { gpus, cores, .. } = member.offer;
+        match gpus.min(cluster.gpus_per_node.unwrap_or(usize::MAX)) {
+            0 => Slots::Cores(cores.min(cluster.cpus_per_node.unwrap_or(usize::MAX))),
+            gpus => Slots::Gpus(gpus),
+        }
+    });
+    let offer = Offer::of_machines(slots.collect());
+    Ok((machines, offer))
 }
 
 /// Interpreter of an engine's processes.
 fn interpreter(configured: &Path, engine: EnvironmentKind) -> Result<PathBuf, RunError> {
     rloom_remote::interpreter(configured, engine).ok_or(RunError::NoEnvironment { engine })
-}
-
-/// Devices of a server.
-fn slot_of(slots: Range<usize>, machine: Slots) -> Slot {
-    match machine {
-        Slots::Gpus(_) => Slot::Gpus(slots.map(|gpu| gpu as u32).collect()),
-        Slots::Cores(_) => Slot::Cores(slots.start, slots.end - 1),
-    }
 }
 
 /// Digest of the weights in a folder: that of the engine which has written them.

@@ -4,6 +4,7 @@ mod configured;
 mod placement;
 mod ranks;
 mod rollout;
+mod servers;
 mod train;
 mod transfer;
 
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Sampling from logits, for commands that step a model themselves.
-pub use placement::{PlacedRole, Placement, PlacementError, Slots};
+pub use placement::{Offer, Place, PlacedRole, Placement, PlacementError, Slots};
 use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
@@ -31,6 +32,7 @@ use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
 pub(crate) use self::configured::ConfiguredEngines;
+pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 
 /// Weights that a stage starts from.

@@ -1,4 +1,4 @@
-//! Devices of the processes of a stage.
+//! Machines and devices of the processes of a stage.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -33,34 +33,118 @@ impl Slots {
     }
 }
 
-/// Equal processes on consecutive slots.
+/// Machines of a run and their devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Offer(Vec<Slots>);
+
+impl From<Slots> for Offer {
+    fn from(machine: Slots) -> Self {
+        Self(vec![machine])
+    }
+}
+
+impl Offer {
+    /// The devices of this machine.
+    pub fn of_machine() -> Self {
+        Slots::of_machine().into()
+    }
+
+    /// The devices that a run will have, as far as that is known before its machines connect: those of its settings, or as
+    /// many on each machine as this one has.
+    pub fn expected(config: &Config) -> Self {
+        let Some(cluster) = &config.cluster else { return Self::of_machine() };
+        let slots = match (cluster.gpus_per_node, cluster.cpus_per_node, Slots::of_machine()) {
+            (Some(gpus), _, _) if gpus > 0 => Slots::Gpus(gpus),
+            (_, Some(cores), Slots::Cores(_)) | (Some(_), Some(cores), _) => Slots::Cores(cores),
+            (_, _, own) => own,
+        };
+        Self(vec![slots; cluster.nodes])
+    }
+
+    /// The devices of several machines, by their numbers.
+    pub fn of_machines(machines: Vec<Slots>) -> Self {
+        Self(machines)
+    }
+
+    /// Devices by machine.
+    pub fn machines(&self) -> &[Slots] {
+        &self.0
+    }
+
+    /// True if some machine has GPUs: engines then use GPUs alone.
+    pub fn has_gpus(&self) -> bool {
+        self.gpus().next().is_some()
+    }
+
+    /// All GPUs, those of the first machine first.
+    fn gpus(&self) -> impl Iterator<Item = (usize, usize)> {
+        let gpus_of = |slots: &Slots| if let Slots::Gpus(gpus) = *slots { gpus } else { 0 };
+        self.0
+            .iter()
+            .enumerate()
+            .flat_map(move |(machine, slots)| (0..gpus_of(slots)).map(move |gpu| (machine, gpu)))
+    }
+
+    /// `this machine offers 6`, `the machines offer 4 + 2`
+    fn text(&self) -> String {
+        let counts = self.0.iter().map(|slots| match slots {
+            Slots::Gpus(gpus) => gpus.to_string(),
+            Slots::Cores(_) => "0".to_owned(),
+        });
+        let counts: Vec<String> = counts.collect();
+        match counts.as_slice() {
+            [only] => format!("this machine offers {only}"),
+            several => format!("the machines offer {}", several.join(" + ")),
+        }
+    }
+
+    /// Cores of a machine.
+    fn cores(&self, machine: usize) -> usize {
+        match self.0.get(machine) {
+            Some(Slots::Cores(cores)) => (*cores).max(1),
+            _ => 1,
+        }
+    }
+}
+
+/// Devices of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Number of the machine.
+    pub machine: usize,
+    /// Its slots there; cores may be those of several processes.
+    pub slots: Range<usize>,
+}
+
+/// Equal processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlacedRole {
     /// `policy rank`, `critic rank`, `prm rank` or `server`.
     pub role: &'static str,
     /// Number of processes.
     pub processes: usize,
-    /// Slots of each process; cores may be those of several.
-    pub slots: Vec<Range<usize>>,
+    /// Place of each process.
+    pub places: Vec<Place>,
 }
 
-/// The processes of a stage outside of this one, with their slots.
+/// The processes of a stage outside of this one, with their devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// Slots of the machine.
-    pub machine: Slots,
+    /// Devices of the machines.
+    pub offer: Offer,
     /// The processes.
     pub roles: Vec<PlacedRole>,
     /// Form in which ranks hand weights to servers.
     pub weights: Form,
 }
 
-/// A stage that does not fit the devices of the machine.
+/// A stage that does not fit the devices of the machines.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum PlacementError {
     /// It needs more devices than there are.
     #[error(
-        "placement: {ranks} ranks and {replicas} servers × {tensor_parallel} GPUs need {needed} GPUs; this machine offers {offered}"
+        "placement: {ranks} ranks and {replicas} servers × {tensor_parallel} GPUs need {needed} GPUs; {offered}"
     )]
     #[diagnostic(help(
         "lower `trainer.ranks`, `rollout.replicas` or `rollout.tensor_parallel`; with `rollout.memory` of at most 0.5, \
@@ -71,12 +155,12 @@ pub enum PlacementError {
         ranks: usize,
         /// Servers.
         replicas: usize,
-        /// GPUs of a server.
+        /// GPUs of a server, which are on one machine.
         tensor_parallel: usize,
         /// GPUs of all.
         needed: usize,
-        /// GPUs of the machine.
-        offered: usize,
+        /// GPUs of the machines, in words.
+        offered: String,
     },
     /// Weights cannot reach the servers in the way that was asked for.
     #[error("`rollout.weights = \"{form}\"` is not possible: {reason}")]
@@ -98,11 +182,10 @@ pub enum PlacementError {
 
 impl Placement {
     /// The placement of a stage; none if it uses the embedded engines alone.
-    pub fn of(config: &Config, stage: &Stage, machine: Slots) -> Result<Option<Self>, PlacementError> {
+    pub fn of(config: &Config, stage: &Stage, offer: &Offer) -> Result<Option<Self>, PlacementError> {
         let most_ranks = most_ranks(config);
-        let weights = transfer::form(stage, most_ranks, machine)?;
+        let weights = transfer::form(stage, most_ranks, offer)?;
         let ranks = ranks(stage);
-        let servers = stage.rollout.as_ref().and_then(|rollout| started(&rollout.engine));
         let mut roles = Vec::new();
         if ranks > 0 {
             let critic =
@@ -110,30 +193,14 @@ impl Placement {
             let models =
                 [("policy rank", true), ("critic rank", critic), ("prm rank", stage.algorithm.prm.is_some())];
             for (role, _) in models.into_iter().filter(|(_, is_used)| *is_used) {
-                let slots = (0..ranks).map(|rank| match machine {
-                    Slots::Gpus(_) => rank..rank + 1,
-                    Slots::Cores(cores) => 0..cores,
-                });
-                roles.push(PlacedRole { role, processes: ranks, slots: slots.collect() });
+                roles.push(PlacedRole { role, processes: ranks, places: rank_places(ranks, offer)? });
             }
         }
-        if let Some(servers) = servers {
-            let slots: Result<Vec<_>, _> = (0..servers.replicas)
-                .map(|replica| server_slots(replica, servers, most_ranks, machine))
-                .collect();
-            roles.push(PlacedRole { role: "server", processes: servers.replicas, slots: slots? });
-        } else if let Slots::Gpus(offered) = machine
-            && ranks > offered
-        {
-            return Err(PlacementError::Devices {
-                ranks,
-                replicas: 0,
-                tensor_parallel: 1,
-                needed: ranks,
-                offered,
-            });
+        if let Some(servers) = stage.rollout.as_ref().and_then(|rollout| started(&rollout.engine)) {
+            let places = server_places(servers, most_ranks, offer)?;
+            roles.push(PlacedRole { role: "server", processes: servers.replicas, places });
         }
-        Ok((!roles.is_empty()).then_some(Self { machine, roles, weights }))
+        Ok((!roles.is_empty()).then_some(Self { offer: offer.clone(), roles, weights }))
     }
 }
 
@@ -157,34 +224,78 @@ fn started(engine: &RolloutEngineSettings) -> Option<&ServerSettings> {
     }
 }
 
-/// Slots of a server: the GPUs after those of the ranks, the same GPUs if their memory suffices for both, or a share of the
-/// cores.
-pub(super) fn server_slots(
-    replica: usize,
+/// Places of the ranks of a model: a GPU each, the first ones, or all cores of machines that have equally many ranks.
+pub(super) fn rank_places(ranks: usize, offer: &Offer) -> Result<Vec<Place>, PlacementError> {
+    if !offer.has_gpus() {
+        let machines = offer.0.len();
+        let place = |rank| {
+            let machine = rank * machines / ranks;
+            Place { machine, slots: 0..offer.cores(machine) }
+        };
+        return Ok((0..ranks).map(place).collect());
+    }
+    let places: Vec<Place> =
+        offer.gpus().take(ranks).map(|(machine, gpu)| Place { machine, slots: gpu..gpu + 1 }).collect();
+    if places.len() == ranks {
+        return Ok(places);
+    }
+    let (needed, offered) = (ranks, offer.text());
+    Err(PlacementError::Devices { ranks, replicas: 0, tensor_parallel: 1, needed, offered })
+}
+
+/// Places of the servers: GPUs after those of the ranks, the same GPUs if their memory suffices for both, or shares of the
+/// cores of the last machines.
+pub(super) fn server_places(
     settings: &ServerSettings,
     ranks: usize,
-    machine: Slots,
-) -> Result<Range<usize>, PlacementError> {
+    offer: &Offer,
+) -> Result<Vec<Place>, PlacementError> {
     let ServerSettings { replicas, tensor_parallel, .. } = *settings;
-    match machine {
-        Slots::Gpus(offered) => {
-            let servers = replicas * tensor_parallel;
-            let is_apart = ranks + servers <= offered && !settings.sleep;
-            let has_room = settings.memory_fraction(true) <= SHARED_MEMORY || settings.sleep;
-            let may_share = has_room && ranks.max(servers) <= offered;
-            if !is_apart && !may_share {
-                let needed = ranks + servers;
-                return Err(PlacementError::Devices { ranks, replicas, tensor_parallel, needed, offered });
-            }
-            let first = if is_apart { ranks } else { 0 } + replica * tensor_parallel;
-            Ok(first..first + tensor_parallel)
-        }
-        Slots::Cores(cores) => {
-            let share = |replica: usize| replica * cores / replicas;
-            let first = share(replica).min(cores - 1);
-            Ok(first..share(replica + 1).max(first + 1))
+    if !offer.has_gpus() {
+        return Ok(core_shares(replicas, offer));
+    }
+    if !settings.sleep {
+        let apart = gpu_groups(offer, ranks, tensor_parallel);
+        if ranks <= offer.gpus().count() && apart.len() >= replicas {
+            return Ok(apart.into_iter().take(replicas).collect());
         }
     }
+    let has_room = settings.memory_fraction(true) <= SHARED_MEMORY || settings.sleep;
+    let shared = gpu_groups(offer, 0, tensor_parallel);
+    if has_room && ranks <= offer.gpus().count() && shared.len() >= replicas {
+        return Ok(shared.into_iter().take(replicas).collect());
+    }
+    let needed = ranks + replicas * tensor_parallel;
+    Err(PlacementError::Devices { ranks, replicas, tensor_parallel, needed, offered: offer.text() })
+}
+
+/// Groups of `width` GPUs on one machine each, without the first `skipped` GPUs.
+fn gpu_groups(offer: &Offer, skipped: usize, width: usize) -> Vec<Place> {
+    let mut groups: Vec<Place> = Vec::new();
+    for (machine, gpu) in offer.gpus().skip(skipped) {
+        match groups.last_mut() {
+            Some(last) if last.machine == machine && last.slots.len() < width => last.slots.end = gpu + 1,
+            Some(last) if last.slots.len() < width => *last = Place { machine, slots: gpu..gpu + 1 },
+            _ => groups.push(Place { machine, slots: gpu..gpu + 1 }),
+        }
+    }
+    groups.retain(|group| group.slots.len() == width);
+    groups
+}
+
+/// Shares of cores. Servers are on the last machines first: the first one has the controller.
+fn core_shares(replicas: usize, offer: &Offer) -> Vec<Place> {
+    let machines = offer.0.len();
+    let machine_of = |replica: usize| machines - 1 - replica * machines / replicas;
+    let share = |replica: usize| {
+        let machine = machine_of(replica);
+        let cores = offer.cores(machine);
+        let servers = (0..replicas).filter(|&other| machine_of(other) == machine).count();
+        let index = (0..replica).filter(|&other| machine_of(other) == machine).count();
+        let first = (index * cores / servers).min(cores - 1);
+        Place { machine, slots: first..((index + 1) * cores / servers).max(first + 1) }
+    };
+    (0..replicas).map(share).collect()
 }
 
 #[cfg(test)]
@@ -215,7 +326,7 @@ groups_per_batch = 2
     fn roles(overrides: &[&str], machine: Slots) -> Result<Vec<PlacedRole>, PlacementError> {
         let config = rloom_config::Config::from_text("recipe.toml", RECIPE, overrides);
         let config = config.map_err(|errors| errors.to_string()).unwrap();
-        Ok(Placement::of(&config, &config.stages[0], machine)?
+        Ok(Placement::of(&config, &config.stages[0], &machine.into())?
             .map(|placement| placement.roles)
             .unwrap_or_default())
     }
@@ -224,8 +335,10 @@ groups_per_batch = 2
     fn each_rank_has_a_gpu_or_all_cores() {
         let torch = ["trainer.backend=torch", "trainer.ranks=2"];
         let both = [&torch[..], &["rollout.engine=vllm", "rollout.tensor_parallel=2"]].concat();
-        let role =
-            |role, slots: &[Range<usize>]| PlacedRole { role, processes: slots.len(), slots: slots.to_vec() };
+        let role = |role, slots: &[Range<usize>]| {
+            let places = slots.iter().map(|slots| Place { machine: 0, slots: slots.clone() }).collect();
+            PlacedRole { role, processes: slots.len(), places }
+        };
         assert_eq!(roles(&[], Slots::Gpus(0)), Ok(Vec::new()));
         let ranks = ["policy rank", "critic rank"].map(|name| role(name, &[0..1, 1..2]));
         assert_eq!(roles(&torch, Slots::Gpus(2)).as_deref(), Ok(&ranks[..]));
@@ -249,7 +362,8 @@ groups_per_batch = 2
     fn servers_come_after_the_ranks_or_share_their_gpus() {
         let settings = servers(2, 2, 0.9);
         let of = |settings: &ServerSettings, ranks, gpus| -> Result<Vec<_>, _> {
-            (0..settings.replicas).map(|r| server_slots(r, settings, ranks, Slots::Gpus(gpus))).collect()
+            let places = server_places(settings, ranks, &Slots::Gpus(gpus).into())?;
+            Ok::<_, PlacementError>(places.into_iter().map(|place| place.slots).collect())
         };
         assert_eq!(of(&settings, 4, 8).unwrap(), [4..6, 6..8]);
         let error: PlacementError = of(&settings, 4, 6).unwrap_err();
@@ -267,11 +381,38 @@ groups_per_batch = 2
 
     #[test]
     fn servers_divide_the_cores() {
-        let of = |replica, replicas, cores| {
-            server_slots(replica, &servers(replicas, 1, 0.9), 0, Slots::Cores(cores)).unwrap()
+        let of = |replica: usize, replicas, cores| {
+            let places = server_places(&servers(replicas, 1, 0.9), 0, &Slots::Cores(cores).into()).unwrap();
+            places[replica].slots.clone()
         };
         assert_eq!((of(0, 2, 4), of(1, 2, 4)), (0..2, 2..4));
         assert_eq!((of(0, 3, 2), of(1, 3, 2), of(2, 3, 2)), (0..1, 0..1, 1..2));
         assert_eq!(of(0, 1, 2), 0..2);
+    }
+    fn places(places: Result<Vec<Place>, PlacementError>) -> Vec<(usize, Range<usize>)> {
+        places.unwrap().into_iter().map(|place| (place.machine, place.slots)).collect()
+    }
+
+    #[test]
+    fn servers_have_all_their_gpus_on_one_machine() {
+        let offer = Offer::of_machines(vec![Slots::Gpus(3), Slots::Cores(64), Slots::Gpus(4)]);
+        assert_eq!(places(rank_places(4, &offer)), [(0, 0..1), (0, 1..2), (0, 2..3), (2, 0..1)]);
+        assert_eq!(places(server_places(&servers(1, 2, 0.9), 2, &offer)), [(2, 0..2)]);
+        assert_eq!(places(server_places(&servers(2, 2, 0.9), 1, &offer)), [(0, 1..3), (2, 0..2)]);
+        assert_eq!(server_places(&servers(3, 2, 0.9), 1, &offer).map(|places| places.len()), Ok(3));
+        // One GPU of the first machine is left over.
+        let error = server_places(&servers(3, 2, 0.9), 2, &offer).unwrap_err().to_string();
+        assert!(error.contains("need 8 GPUs; the machines offer 3 + 0 + 4"), "{error}");
+        assert_eq!(places(server_places(&servers(3, 2, 0.5), 4, &offer)), [(0, 0..2), (2, 0..2), (2, 2..4)]);
+        rank_places(8, &offer).unwrap_err();
+    }
+
+    #[test]
+    fn processes_on_cores_are_spread_over_the_machines() {
+        let offer = Offer::of_machines(vec![Slots::Cores(4), Slots::Cores(2)]);
+        assert_eq!(places(rank_places(2, &offer)), [(0, 0..4), (1, 0..2)]);
+        assert_eq!(places(rank_places(3, &offer)), [(0, 0..4), (0, 0..4), (1, 0..2)]);
+        assert_eq!(places(server_places(&servers(1, 1, 0.9), 2, &offer)), [(1, 0..2)]);
+        assert_eq!(places(server_places(&servers(3, 1, 0.9), 2, &offer)), [(1, 0..1), (1, 1..2), (0, 0..4)]);
     }
 }

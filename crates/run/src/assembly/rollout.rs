@@ -19,7 +19,7 @@ pub(crate) enum ConfiguredRollout {
     Embedded(Box<EmbeddedRolloutEngine>),
     /// Inference servers.
     Pool {
-        pool: Box<ReplicaPool>,
+        pool: Arc<ReplicaPool>,
         /// The model that the servers of the run start with.
         _model: Option<Arc<WeightFolder>>,
     },

@@ -4,17 +4,17 @@ use rloom_config::Stage;
 use rloom_core::OnUpdate;
 use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, WeightTransfer};
 
-use super::placement::{PlacementError, Slots, ranks, server_slots};
+use super::placement::{Offer, PlacementError, rank_places, ranks, server_places};
 
 /// The form that a stage asks for.
 ///
 /// Servers are placed after `most_ranks`, those of the stage of the run that has most.
-pub(super) fn form(stage: &Stage, most_ranks: usize, machine: Slots) -> Result<Form, PlacementError> {
+pub(super) fn form(stage: &Stage, most_ranks: usize, offer: &Offer) -> Result<Form, PlacementError> {
     let Some((settings, is_vllm)) = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine))
     else {
         return Ok(Form::Folder);
     };
-    let reason = no_turns(stage, settings, is_vllm, machine);
+    let reason = no_turns(stage, settings, is_vllm, offer);
     if let Some(reason) = reason.filter(|_| settings.sleep) {
         return Err(PlacementError::Sleep { reason });
     }
@@ -23,8 +23,8 @@ pub(super) fn form(stage: &Stage, most_ranks: usize, machine: Slots) -> Result<F
         WeightTransfer::Nccl => Form::Nccl,
         WeightTransfer::Ipc => Form::Ipc,
     };
-    let shares = settings.urls.is_empty() && shares_gpus(stage, settings, most_ranks, machine);
-    match obstacle(form, stage, settings, is_vllm, machine, shares) {
+    let shares = settings.urls.is_empty() && shares_gpus(stage, settings, most_ranks, offer);
+    match obstacle(form, stage, settings, is_vllm, offer, shares) {
         Some(reason) => Err(PlacementError::Weights { form, reason }),
         None => Ok(form),
     }
@@ -45,7 +45,7 @@ fn obstacle(
     stage: &Stage,
     settings: &ServerSettings,
     is_vllm: bool,
-    machine: Slots,
+    offer: &Offer,
     is_shared: bool,
 ) -> Option<&'static str> {
     let schedule = stage.schedule();
@@ -55,7 +55,7 @@ fn obstacle(
     if matches!(stage.trainer.backend, Backend::Embedded(_)) {
         return Some("the built-in engine trains on processors; it needs `trainer.backend = \"torch\"`");
     }
-    if matches!(machine, Slots::Cores(_)) {
+    if !offer.has_gpus() {
         return Some("this machine has no GPU");
     }
     if schedule.overlaps() && schedule.pin_version {
@@ -79,14 +79,14 @@ fn obstacle(
 }
 
 /// Reason against servers that sleep while the trainer trains.
-fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, machine: Slots) -> Option<&'static str> {
+fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, offer: &Offer) -> Option<&'static str> {
     if !is_vllm || !settings.urls.is_empty() {
         Some("only vLLM servers that the run starts sleep")
     } else if matches!(stage.trainer.backend, Backend::Embedded(_)) {
         Some("the built-in engine trains on processors and leaves a GPU to the server")
     } else if matches!(stage.trainer.backend, Backend::Deepspeed(_)) {
         Some("ranks of the DeepSpeed backend keep the memory of their GPUs")
-    } else if matches!(machine, Slots::Cores(_)) {
+    } else if !offer.has_gpus() {
         Some("this machine has no GPU, and servers on processors do not sleep")
     } else if stage.schedule().overlaps() {
         Some("with `schedule.max_staleness` above 0 servers generate while the ranks train")
@@ -103,8 +103,12 @@ fn is_single(stage: &Stage, settings: &ServerSettings) -> bool {
 }
 
 /// True if servers use GPUs of the ranks.
-fn shares_gpus(stage: &Stage, settings: &ServerSettings, most_ranks: usize, machine: Slots) -> bool {
-    server_slots(0, settings, most_ranks, machine).is_ok_and(|slots| slots.start < ranks(stage))
+fn shares_gpus(stage: &Stage, settings: &ServerSettings, most_ranks: usize, offer: &Offer) -> bool {
+    let Ok(of_ranks) = rank_places(ranks(stage), offer) else { return false };
+    let server = server_places(settings, most_ranks, offer).ok().and_then(|places| places.into_iter().next());
+    server.is_some_and(|server| {
+        of_ranks.iter().any(|rank| rank.machine == server.machine && server.slots.contains(&rank.slots.start))
+    })
 }
 
 #[cfg(test)]

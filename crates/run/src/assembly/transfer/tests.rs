@@ -1,7 +1,7 @@
 use rloom_config::Config;
 
 use super::*;
-use crate::assembly::Placement;
+use crate::assembly::{Placement, Slots};
 
 const RECIPE: &str = "model.new = { layers = 1, hidden_size = 8, heads = 1, intermediate_size = 8, max_positions = 16 }\n\
                       sampling.max_new_tokens = 4\ndata.generator = 'arithmetic'\n\
@@ -15,7 +15,7 @@ const SHARED: &str = "rollout.memory=0.45";
 fn placed(overrides: &[&str], machine: Slots) -> Result<Form, PlacementError> {
     let config =
         Config::from_text("test.toml", RECIPE, overrides).map_err(|errors| errors.to_string()).unwrap();
-    Placement::of(&config, &config.stages[0], machine)
+    Placement::of(&config, &config.stages[0], &machine.into())
         .map(|placement| placement.map_or(Form::Folder, |own| own.weights))
 }
 
@@ -90,8 +90,9 @@ fn ranks_of_other_stages_count() {
     let overrides = [TORCH, VLLM, SHARED, "rollout.weights=nccl", "stage.rl.trainer.ranks=1"];
     let config = Config::from_text("test.toml", &more, &overrides);
     let config = config.map_err(|errors| errors.to_string()).unwrap();
-    let form =
-        |gpus| Placement::of(&config, &config.stages[0], Slots::Gpus(gpus)).map(|own| own.unwrap().weights);
+    let form = |gpus| {
+        Placement::of(&config, &config.stages[0], &Slots::Gpus(gpus).into()).map(|own| own.unwrap().weights)
+    };
     assert_eq!(form(3), Ok(Form::Nccl));
     let error = form(2).unwrap_err().to_string();
     assert!(error.contains("does not connect two processes on one GPU"), "{error}");

@@ -1,0 +1,108 @@
+//! Runs on several machines: their daemons are processes of this one.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::net::TcpListener;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Sandbox, TINY};
+
+const TOKEN: &str = "a token for the daemons of this test";
+
+/// A configuration of two machines, whose run listens on a free port.
+fn two_nodes(sandbox: &Sandbox, join_seconds: f64) -> String {
+    sandbox.write("tiny.toml", TINY);
+    // Free until the run listens there.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let text = format!(
+        "[cluster]\nlauncher = \"wait\"\nnodes = 2\nbind = \"{address}\"\njoin_seconds = {join_seconds}\n"
+    );
+    sandbox.write("two-nodes.toml", &text);
+    address
+}
+
+fn daemon(sandbox: &Sandbox, address: &str, index: &str) -> Child {
+    let mut command = sandbox.command(&["node", "--controller", address, "--index", index]);
+    command.env("RLOOM_TOKEN", TOKEN).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn wait(child: Child) -> (Option<i32>, String) {
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_run_waits_for_its_nodes_which_end_with_it() {
+    let sandbox = Sandbox::new();
+    let address = two_nodes(&sandbox, 120.0);
+    // The first one comes before the run, the second one twice.
+    let first = daemon(&sandbox, &address, "0");
+    let train = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]).env("RLOOM_TOKEN", TOKEN).spawn();
+    let mut train = train.unwrap();
+    let seconds = [daemon(&sandbox, &address, "1"), daemon(&sandbox, &address, "1")];
+    let deadline = Instant::now() + Duration::from_mins(4);
+    while train.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the run does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(train.wait().unwrap().code(), Some(0));
+    // All end with their connections.
+    let mut codes = seconds.map(|daemon| wait(daemon).0).to_vec();
+    codes.push(wait(first).0);
+    assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
+    let events = std::fs::read_to_string(sandbox.path("runs/tiny/events.jsonl")).unwrap();
+    assert_eq!(events.matches("\"event\":\"node_joined\"").count(), 2, "{events}");
+    assert!(sandbox.path("runs/tiny/checkpoints/latest/model.safetensors").is_file());
+}
+
+#[test]
+fn missing_nodes_are_named() {
+    let sandbox = Sandbox::new();
+    let address = two_nodes(&sandbox, 8.0);
+    let refused = daemon(&sandbox, &address, "7");
+    let one = daemon(&sandbox, &address, "0");
+    let mut command = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]);
+    let failed = sandbox.finished(&command.env("RLOOM_TOKEN", TOKEN).output().unwrap());
+    assert_eq!(failed.code, Some(1), "{}", failed.text());
+    let message = format!("1 of 2 node daemons connected to {address} within 8 s; missing: node 1");
+    assert!(failed.stderr.contains(&message), "{}", failed.stderr);
+    assert!(failed.stderr.contains("has index 7, and the run has 2 machines"), "{}", failed.stderr);
+    assert_eq!((wait(one).0, wait(refused).0), (Some(0), Some(0)));
+    // Without a token no daemon could connect.
+    let mut command = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]);
+    let failed = sandbox.finished(&command.env_remove("RLOOM_TOKEN").output().unwrap());
+    assert!(failed.stderr.contains("the environment variable RLOOM_TOKEN is not set"), "{}", failed.stderr);
+}
+
+#[test]
+fn the_dry_run_places_processes_on_all_nodes() {
+    let sandbox = Sandbox::new();
+    two_nodes(&sandbox, 1.0);
+    let torch = ["--set", "trainer.backend=torch", "--set", "trainer.ranks=4"];
+    let engines = ["--set", "rollout.engine=vllm", "--set", "rollout.replicas=2"];
+    let gpus = ["--set", "rollout.tensor_parallel=2", "--set", "cluster.gpus_per_node=4"];
+    let all = [&["train", "tiny.toml", "two-nodes.toml", "--dry-run"][..], &torch, &engines, &gpus].concat();
+    let plan = sandbox.run(&all);
+    assert_eq!(plan.code, Some(0), "{}", plan.text());
+    for line in ["policy ranks 0-3 node 0: GPUs 0-3", "servers 0-1     node 1: GPUs 0-3, 2 each"] {
+        assert!(plan.text().contains(line), "no line `{line}`:\n{}", plan.text());
+    }
+    let fewer = [&all[..], &["--set", "cluster.gpus_per_node=3"]].concat();
+    let refused = sandbox.run(&fewer);
+    assert_eq!(refused.code, Some(2), "{}", refused.text());
+    let message = "4 ranks and 2 servers × 2 GPUs need 8 GPUs; the machines offer 3 + 3";
+    assert!(refused.stderr.contains(message), "{}", refused.stderr);
+}
+
+#[test]
+fn processes_of_a_run_that_is_not_running_are_not_listed() {
+    let sandbox = crate::support::trained();
+    for arguments in [&["cluster", "ps", "runs/tiny"][..], &["cluster", "scale", "runs/tiny", "2"]] {
+        let result = sandbox.run(arguments);
+        assert_eq!(result.code, Some(1), "{}", result.text());
+        assert!(result.stderr.contains("is not running, or has started no processes"), "{}", result.stderr);
+    }
+    let logs = sandbox.run(&["cluster", "logs", "runs/tiny"]);
+    assert_eq!(logs.code, Some(2), "{}", logs.text());
+}
