@@ -1,6 +1,7 @@
 """A rank of a training gang: `python -m rloom.worker ADDRESS RANK RANKS EPOCH`, started by the controller.
 
-The environment holds the run's token (`RLOOM_TOKEN`) and PyTorch's rendezvous (`MASTER_ADDR`, `MASTER_PORT`).
+The environment holds the run's token (`RLOOM_TOKEN`), PyTorch's rendezvous (`MASTER_ADDR`, `MASTER_PORT`) and, on several
+nodes, the rank's number on its node (`RLOOM_LOCAL_RANK`) and the network interface (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ def main(arguments: list[str]) -> int:
     connection = Connection.connect(address, "rank", rank, epoch, CONNECT_SECONDS)
     connection.set_progress("import", 0, 0)
     threading.Thread(target=_end_with_the_controller, args=(connection,), daemon=True).start()
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=os.environ.get("LOCAL_RANK", str(rank)), WORLD_SIZE=str(ranks)
-    )
+    local = os.environ.get("RLOOM_LOCAL_RANK", str(rank))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=local, WORLD_SIZE=str(ranks))
     from rloom.torch.rank import Rank  # PyTorch takes seconds: after the beats
 
     Rank(connection, rank, epoch).serve()

@@ -44,7 +44,7 @@ const WITHOUT_INFLUENCE: [&str; 31] = [
     "reward.timeout_seconds",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 16] = [
+const FROM_A_CHECKPOINT: [&str; 17] = [
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
@@ -57,6 +57,7 @@ const FROM_A_CHECKPOINT: [&str; 16] = [
     "trainer.weight_decay",
     "trainer.ranks",
     "trainer.shard",
+    "trainer.sequence_parallel",
     "trainer.offload",
     "trainer.deterministic",
     "schedule.max_failures",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rloom_algo::{Algorithm, AlgorithmSettings};
 use rloom_cluster::ClusterSettings;
 use rloom_data::{DataSettings, Order};
-use rloom_engine::{Backend, RolloutEngineSettings, SamplingSettings, TrainSettings};
+use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
 use rloom_model::{Dtype, NewModel, OptimizerSettings};
 use rloom_reward::RewardSettings;
@@ -191,10 +191,7 @@ pub struct StageRollout {
 impl Stage {
     /// True if the stage is trained in other processes.
     pub fn trains_outside(&self) -> bool {
-        match self.trainer.backend {
-            Backend::Embedded(_) => false,
-            Backend::Torch(_) => true,
-        }
+        self.trainer.ranks().is_some()
     }
 
     /// Returns the schedule; in a supervised stage the default, which is synchronous.

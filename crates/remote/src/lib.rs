@@ -25,8 +25,8 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, PolicyHeads, RankCommand, RankDevice, RankDtype, RankEnd, RankLauncher,
-    RankProcess,
+    Gang, GangError, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype, RankEnd,
+    RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};

@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import AttentionInterface
 
+from rloom.torch.sequence import to_heads, to_tokens
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
 
 #: Name of the implementation in a model's configuration.
 PACKED = "rloom_packed"
@@ -32,16 +36,34 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     sequence_lengths: Sequence[int] = (),
+    sequence_group: ProcessGroup | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Computes causal attention within each sequence, from `[1, H, T, E]` to `[1, T, H, E]`."""
+    """Computes causal attention within each sequence, from `[1, H, T, E]` to `[1, T, H, E]`.
+
+    With a group, `T` is this rank's part of the tokens. Between two exchanges it has all of them for some heads.
+    """
     named = [name for name in UNSUPPORTED if options.get(name) is not None]
     if named or attention_mask is not None or dropout or not getattr(module, "is_causal", True):
         raise AttentionNotSupportedError(f"{type(module).__name__}: {', '.join(named) or 'mask or dropout'}")
+    if sequence_group is not None:
+        query, key, value = to_heads(query, key, value, sequence_group)
     if sum(sequence_lengths) != query.shape[2]:
         raise AttentionNotSupportedError(f"{type(module).__name__} does not pass the sequences' lengths on")
-    if query.is_cuda and query.dtype != torch.float32:
-        return _varlen(query, key, value, scaling, sliding_window, sequence_lengths), None
+    attend = _varlen if query.is_cuda and query.dtype != torch.float32 else _each
+    out = attend(query, key, value, scaling, sliding_window, sequence_lengths)
+    return out if sequence_group is None else to_tokens(out, sequence_group), None
+
+
+def _each(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    sequence_lengths: Sequence[int],
+) -> Tensor:
+    """Attention of one sequence after the other."""
     outputs = []
     # One split for all: the gradient of a slice is as large as the whole.
     lengths = list(sequence_lengths)
@@ -61,7 +83,7 @@ def packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )
         outputs.append(own.transpose(1, 2))
-    return torch.cat(outputs, dim=1), None
+    return torch.cat(outputs, dim=1)
 
 
 def _varlen(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 
 from rloom._native import WeightDigest
 from rloom.torch.batch import Batch
@@ -41,8 +40,9 @@ class Trained:
 class Engine:
     """Trains one model; every rank makes the same calls, each with its own micro-batches.
 
-    Micro-batch `i` of a step belongs to rank `i mod ranks`. A rank without one in a round computes an empty
-    one: collective operations need all ranks.
+    Micro-batch `i` of a step belongs to group `i mod groups` of ranks, which divide its tokens; without sequence
+    parallelism a group is one rank. A group without one in a round computes an empty one: collective operations
+    need all ranks.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -55,14 +55,14 @@ class Engine:
         if settings.reference is not None:
             self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
             choose_layout(self.reference, dtype)
-        self.optimizer = Optimizer(self.model, settings.optimizer, world)
+        self.optimizer = _optimizer(self.model, settings, world)
         self.is_parked = False
 
     def score(
         self, batches: dict[int, Batch], total: int, *, reference: bool, progress: Progress
     ) -> list[Scores]:
         """Scores this rank's micro-batches without a gradient."""
-        model = self.reference if reference else self.model
+        model = self.reference if reference else self.optimizer.module
         if model is None:
             raise RankError("no reference policy is loaded")
         results = []
@@ -110,34 +110,20 @@ class Engine:
     def park(self) -> None:
         """Moves weights, gradients and moments from the device to host memory until `resume`."""
         if self.world.device.type == "cuda" and not self.settings.offload and not self.is_parked:
-            self._move(torch.device("cpu"))
+            self.optimizer.move(torch.device("cpu"))
             free_device(self.world.device)
             self.is_parked = True
 
     def resume(self) -> None:
         """Moves back what `park` moved."""
         if self.is_parked:
-            self._move(self.world.device)
+            self.optimizer.move(self.world.device)
             self.is_parked = False
-
-    def _move(self, device: torch.device) -> None:
-        self.model.to(device)
-        for own in self.optimizer.adamw.state.values():
-            own.update({name: x.to(device) for name, x in own.items() if isinstance(x, Tensor)})
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Returns the accumulated gradient by name; for tests."""
-        named = self.model.named_weights()
-        return {
-            name: torch.zeros(w.shape) if w.grad is None else self.world.whole(w.grad).clone()
-            for name, w in named.items()
-        }
 
     def _rounds(self, batches: dict[int, Batch], total: int) -> Iterator[tuple[int | None, Batch]]:
         """Yields this rank's micro-batches, and an empty one where only other ranks have one."""
-        size = self.world.size
-        for first in range(0, total, size):
-            micro_batch = first + self.world.rank
+        for first in range(0, total, self.world.groups):
+            micro_batch = first + self.world.group
             yield (micro_batch, batches[micro_batch]) if micro_batch < total else (None, Batch.dummy())
 
     def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[_Parts]:
@@ -165,13 +151,13 @@ class Engine:
         only_scored = with_graph = None
         if parts.most_scored:
             with torch.no_grad():
-                only_scored = self._score(self.model, scored)
+                only_scored = self._score(self.optimizer.module, scored)
         if parts.most_trained:
             if self.model.layout == "unpacked":
                 with torch.no_grad():
-                    with_graph = self._score(self.model, trained)
+                    with_graph = self._score(self.optimizer.module, trained)
             else:
-                with_graph = self.model(trained)
+                with_graph = self.optimizer.module(trained)
         coefficients = None
         with self.world.agreement():
             if micro_batch is not None:
@@ -184,7 +170,7 @@ class Engine:
         if parts.most_trained and self.model.layout == "unpacked":
             self._back_propagate_each(batch, parts, coefficients)
         elif with_graph is not None:
-            _backward(batch, parts.trained, coefficients, with_graph)
+            self._backward(batch, parts.trained, coefficients, with_graph)
         if micro_batch is None or coefficients is None:
             return None
         count = sum(batch.lengths[i] for i in parts.trained)
@@ -193,12 +179,24 @@ class Engine:
     def _back_propagate_each(self, batch: Batch, parts: _Parts, coefficients: Coefficients | None) -> None:
         for place in range(parts.most_trained):
             own = parts.trained[place : place + 1]
-            _backward(batch, own, coefficients, self.model(batch.only(own) if own else Batch.dummy()))
+            scores = self.optimizer.module(batch.only(own) if own else Batch.dummy())
+            self._backward(batch, own, coefficients, scores)
 
-    def _score(self, model: ScoringModel, batch: Batch) -> Scores:
+    def _backward(
+        self, batch: Batch, sequences: Sequence[int], coefficients: Coefficients | None, scores: Scores
+    ) -> None:
+        """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
+        # The gradient reaches all weights on every rank: collective operations wait for each.
+        loss = torch.stack([x.sum() * 0 for x in scores if x.requires_grad]).sum()
+        rows = batch.scored_of(sequences)
+        if coefficients is not None and len(rows):
+            loss = loss + coefficients.of(rows, scores)
+        self.optimizer.backward(loss)
+
+    def _score(self, model: Any, batch: Batch) -> Scores:
         """Scores a micro-batch without a graph."""
         if model.layout != "unpacked":
-            return model(batch).detached()  # type: ignore[no-any-return]
+            return cast("Scores", model(batch).detached())
         count = int(self.world.largest(torch.tensor([len(batch.lengths)])).item())
         each = []
         for sequence in range(count):
@@ -206,6 +204,14 @@ class Engine:
             scores = model(batch.only([sequence]) if has else Batch.dummy()).detached()
             each += [scores] if has else []
         return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
+
+
+def _optimizer(model: ScoringModel, settings: Settings, world: World) -> Optimizer:
+    if settings.backend == "torch":
+        return Optimizer(model, settings, world)
+    from rloom.torch.deepspeed import ZeroOptimizer
+
+    return ZeroOptimizer(model, settings, world)
 
 
 def free_device(device: torch.device) -> None:
@@ -223,17 +229,6 @@ class _Parts:
     trained: Sequence[int]
     most_scored: int = 0
     most_trained: int = 0
-
-
-def _backward(
-    batch: Batch, sequences: Sequence[int], coefficients: Coefficients | None, scores: Scores
-) -> None:
-    """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
-    rows = batch.scored_of(sequences)
-    if coefficients is not None and len(rows):
-        coefficients.of(rows, scores).backward()  # type: ignore[no-untyped-call]
-    else:
-        scores.logprob.sum().mul(0).backward()  # type: ignore[no-untyped-call]
 
 
 def _merged(batch: Batch, parts: _Parts, scored: Scores | None, trained: Scores | None) -> Scores:

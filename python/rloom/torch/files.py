@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +19,14 @@ from transformers import GenerationConfig
 
 from rloom.torch.errors import CheckpointError
 from rloom.torch.model import open_model
+from rloom.torch.world import shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rloom.torch.engine import Engine
+
+Listed = list[tuple[str, int]]
 
 VALUE_HEAD = "trainer/value_head.safetensors"
 MOMENTS = "trainer/optimizer"
@@ -30,9 +35,12 @@ EMBEDDED_MOMENTS = "trainer/optimizer.safetensors"
 STEPS = "steps"
 GENERATION = "generation_config.json"
 VALUE_NAMES = ("score.weight", "score.bias")
+#: Longest wait until rank 0 sees the files that ranks on other hosts have written: network file systems cache attributes.
+VISIBLE_SECONDS = 60.0
+LOOK_SECONDS = 0.05
 
 
-def write_model(engine: Engine, folder: Path) -> list[tuple[str, int]]:
+def write_model(engine: Engine, folder: Path) -> Listed:
     """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it."""
     weights = {}
     for name, weight in engine.model.named_weights().items():
@@ -43,10 +51,10 @@ def write_model(engine: Engine, folder: Path) -> list[tuple[str, int]]:
         if engine.world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             _write_hf(engine, folder, weights)
-    return _listed(folder, folder.glob("*.json"), folder.glob("model*.safetensors"))
+    return _listed(engine, folder, "*.json", "model*.safetensors")
 
 
-def save(engine: Engine, folder: Path) -> list[tuple[str, int]]:
+def save(engine: Engine, folder: Path) -> Listed:
     """Writes model, value head and moments, and returns the files; every rank has to call it."""
     written = write_model(engine, folder)
     trainer = folder / "trainer"
@@ -64,17 +72,23 @@ def save(engine: Engine, folder: Path) -> list[tuple[str, int]]:
         state_dict_saver.save(state, checkpoint_id=folder / MOMENTS, no_dist=engine.world.mesh is None)
     except (CheckpointException, OSError) as error:
         raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
-    return written + _listed(folder, (path for path in trainer.rglob("*") if path.is_file()))
+    # Every rank knows the files that it has written; rank 0 also wrote the index and the value head.
+    return (
+        written
+        + _listed(engine, folder, "trainer/*.safetensors", f"{MOMENTS}/.metadata")
+        + _listed(engine, folder, f"{MOMENTS}/__{engine.world.rank}_*", of_all=True)
+    )
 
 
 def restore(engine: Engine, folder: Path) -> None:
     """Continues from a folder of `save`, of any number of ranks, or from one of the embedded engine."""
     settings, world = engine.settings, engine.world
+    dtype = torch.float64 if settings.dtype == "f64" else torch.float32
     with _agreement(engine, f"read {folder}"):
         whole = None
         if world.rank == 0:
             # With a value head of its own, the folder is that of a policy.
-            whole = open_model(str(folder), settings.heads, dtype=next(engine.model.parameters()).dtype)
+            whole = open_model(str(folder), settings.heads, dtype=dtype)
             if whole.score is not None:
                 head = load_file(folder / VALUE_HEAD)
                 whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
@@ -82,19 +96,21 @@ def restore(engine: Engine, folder: Path) -> None:
     given = None if whole is None else whole.named_weights()
     with _agreement(engine, f"read {folder}"):
         if given is not None and {n: x.shape for n, x in given.items()} != {
-            n: x.shape for n, x in own.items()
+            n: shape_of(x) for n, x in own.items()
         }:
             raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
     for name, weight in own.items():
-        full = torch.empty(weight.shape, dtype=weight.dtype) if given is None else given[name].detach()
-        world.broadcast_into(weight.detach(), full.contiguous())
+        full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name].detach()
+        world.broadcast_into(weight, full.contiguous())
     engine.optimizer.zero()
     _restore_moments(engine, folder)
 
 
 def _restore_moments(engine: Engine, folder: Path) -> None:
     state = engine.optimizer.state()
-    if (folder / EMBEDDED_MOMENTS).is_file():
+    # Rank 0 decides: what other hosts see may be older.
+    is_embedded = engine.world.rank == 0 and (folder / EMBEDDED_MOMENTS).is_file()
+    if engine.world.largest(torch.tensor([is_embedded], dtype=torch.long)).item():
         steps = _read_embedded(engine, folder / EMBEDDED_MOMENTS, state)
     else:
         steps_read = torch.tensor(0)
@@ -132,9 +148,48 @@ def _write_hf(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
         shutil.copyfile(source, folder / GENERATION)
 
 
-def _listed(folder: Path, *paths: Iterator[Path]) -> list[tuple[str, int]]:
-    names = sorted(path for group in paths for path in group)
-    return [(str(path.relative_to(folder)), path.stat().st_size) for path in names]
+def _listed(engine: Engine, folder: Path, *patterns: str, of_all: bool = False) -> Listed:
+    """Lists files that rank 0 has written, or all ranks have, once rank 0 sees them; every rank has to call it."""
+    own: Listed = []
+    with _agreement(engine, f"list {folder}"):
+        if of_all or engine.world.rank == 0:
+            paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+            for parent in {path.parent for path in paths}:
+                _sync(parent)
+            own = [(str(path.relative_to(folder)), path.stat().st_size) for path in paths]
+    listed = sorted(name for names in engine.world.gathered(own) for name in names)
+    with _agreement(engine, f"list {folder}"):
+        if engine.world.rank == 0:
+            _await_visible(folder, listed)
+    return listed
+
+
+def _sync(folder: Path) -> None:
+    """Writes the names in a folder to its disk or server."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _await_visible(folder: Path, files: Iterable[tuple[str, int]]) -> None:
+    until = time.monotonic() + VISIBLE_SECONDS
+    for name, size in files:
+        while (seen := _size(folder / name)) != size:
+            if time.monotonic() > until:
+                what = "is missing" if seen is None else f"has {seen} of {size} bytes"
+                raise OSError(f"{name} {what} after {VISIBLE_SECONDS:g} s: not all ranks see the same folder")
+            time.sleep(LOOK_SECONDS)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        # Opening a file asks the server for its attributes; `stat` alone may not.
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

@@ -15,8 +15,11 @@ from rloom._native import digest_order
 from rloom.torch.attention import PACKED, AttentionNotSupportedError
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
+from rloom.torch.sequence import Split
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from rloom.torch.batch import Batch
     from rloom.torch.settings import Heads
 
@@ -49,6 +52,8 @@ class ScoringModel(nn.Module):
         self.layout: Layout = "packed"
         #: Device of the computation; weights that are offloaded are in host memory.
         self.device = hf.device
+        #: Ranks that divide the tokens of a packed micro-batch.
+        self.group: ProcessGroup | None = None
         # A value head of zeros: all initial values are exactly 0.
         self.score: nn.Linear | None = None
         if heads == "policy_and_value":
@@ -64,42 +69,46 @@ class ScoringModel(nn.Module):
 
     def forward(self, batch: Batch, own_head: bool = False) -> Scores | Tensor:
         """Scores a micro-batch, or returns `[T, V]` logits of the model's own head."""
+        split = Split.of(len(batch.tokens), self.group if self.layout == "packed" else None)
         if own_head:
-            return self.hf(**self._inputs(batch)).logits[0]  # type: ignore[no-any-return]
+            return self.hf(**self._inputs(batch, split)).logits[0]  # type: ignore[no-any-return]
         backbone: Any = self.hf.base_model
-        # After the final norm, `[T, D]`.
-        hidden = backbone(**self._inputs(batch)).last_hidden_state[0]
-        rows = batch.rows.to(hidden.device)
-        predicting = hidden[rows - 1]
+        # After the final norm, `[T, D]`; with a group, of this rank's tokens.
+        hidden = backbone(**self._inputs(batch, split)).last_hidden_state[0]
+        before = batch.rows - 1
+        own = split.own(before)
+        rows = batch.rows[own].to(hidden.device)
+        predicting = hidden[rows - 1 - split.first]
         logprob = entropy = values = last_values = hidden.new_empty(0, dtype=torch.float32)
         if self.heads != "critic":
             hf: Any = self.hf
             head = hf.get_output_embeddings()
-            targets, inverse = batch.tokens.to(rows.device)[rows], batch.inv_temperature.to(rows.device)
-            logprob, entropy = token_scores(predicting, head.weight, head.bias, targets, inverse)
+            targets, inverse = batch.tokens.to(rows.device)[rows], batch.inv_temperature[own].to(rows.device)
+            scores = token_scores(predicting, head.weight, head.bias, targets, inverse)
+            logprob, entropy = (split.gathered(x, before) for x in scores)
         value: Any = self.hf.score if self.heads == "critic" else self.score
         if value is not None:
-            values = _values(value, predicting)
-            ends = torch.tensor(batch.starts[1:], device=hidden.device) - 1
+            values = split.gathered(_values(value, predicting), before)
+            ends = torch.tensor(batch.starts[1:]) - 1
             with torch.no_grad():
-                last_values = _values(value, hidden[ends])
-        if not len(rows):
-            # Keeps a batch without scored tokens in the graph: the backward pass is collective.
-            logprob = (hidden.float().sum() * 0).expand(0).clone()
+                last = hidden[(ends[split.own(ends)] - split.first).to(hidden.device)]
+                last_values = split.gathered(_values(value, last), ends)
         return Scores(logprob, entropy, values, last_values)
 
-    def _inputs(self, batch: Batch) -> dict[str, object]:
+    def _inputs(self, batch: Batch, split: Split) -> dict[str, object]:
         if batch.tokens.numel() and int(batch.tokens.max()) >= self.vocabulary:
             raise BatchError(
                 f"token id {int(batch.tokens.max())} is outside of the vocabulary of {self.vocabulary}"
             )
         inputs: dict[str, object] = {
-            "input_ids": batch.tokens.to(self.device)[None],
-            "position_ids": batch.positions.to(self.device)[None],
+            "input_ids": split.part(batch.tokens).to(self.device)[None],
+            "position_ids": split.part(batch.positions).to(self.device)[None],
             "use_cache": False,
         }
         if self.layout == "packed":
-            inputs["sequence_lengths"] = batch.lengths
+            inputs["sequence_lengths"] = batch.lengths + ((split.padding,) if split.padding else ())
+        if split.group is not None:
+            inputs["sequence_group"] = split.group
         return inputs
 
     def set_layout(self, layout: Layout) -> None:

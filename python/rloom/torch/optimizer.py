@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rloom.torch.errors import NotFiniteError
 from rloom.torch.world import World, local_part
 
 if TYPE_CHECKING:
     from rloom.torch.model import ScoringModel
-    from rloom.torch.settings import OptimizerSettings
+    from rloom.torch.settings import OptimizerSettings, Settings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """Updates the weights of a model; moments are as large as the weights."""
+    """Back-propagates into the weights of a model and updates them; moments are as large as the weights."""
 
-    def __init__(self, model: ScoringModel, settings: OptimizerSettings, world: World) -> None:
+    def __init__(self, model: ScoringModel, settings: Settings, world: World) -> None:
         self.model = model
+        #: Computes micro-batches.
+        self.module: Any = model
         self.weights = model.named_weights()
-        self.settings = settings
+        self.settings = settings.optimizer
         self.world = world
         self.steps = 0
-        # Matrices decay, the embedding table included; norms and biases do not.
-        groups = [
-            {
-                "params": [w for w in self.weights.values() if w.ndim > 1],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [w for w in self.weights.values() if w.ndim <= 1], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+        groups, own = decay_groups(self.weights, self.settings), self.settings
+        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=own.betas, eps=own.eps, fused=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's part of a loss; the parts are summed."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the accumulated gradient by name; for tests."""
+        return {
+            name: torch.zeros(w.shape) if w.grad is None else self.world.whole(w.grad).clone()
+            for name, w in self.weights.items()
+        }
+
+    def move(self, device: torch.device) -> None:
+        """Moves weights, gradients and moments to a device."""
+        self.model.to(device)
+        for own in self.adamw.state.values():
+            own.update({name: x.to(device) for name, x in own.items() if isinstance(x, Tensor)})
 
     def zero(self) -> None:
         """Drops the gradient."""
@@ -58,11 +69,8 @@ class Optimizer:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             gradients.append(local_part(weight.grad))
-        norm = math.sqrt(self.world.sum_over_shards(math.fsum(_sum_squares(g) for g in gradients)))
-        if not math.isfinite(norm):
-            raise NotFiniteError("gradient")
-        limit = self.settings.max_grad_norm
-        scale = min(limit / (norm + 1e-6), 1.0) if limit > 0 else 1.0
+        norm = global_norm(gradients, self.world)
+        scale = clip_scale(norm, self.settings.max_grad_norm)
         if scale < 1.0:
             torch._foreach_mul_(gradients, scale)
         for group in self.adamw.param_groups:
@@ -87,6 +95,28 @@ class Optimizer:
         self.steps = steps
         for weight in self.weights.values():
             self.adamw.state[weight]["step"].fill_(float(steps))
+
+
+def decay_groups(weights: dict[str, nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Groups of weights for AdamW: matrices decay, the embedding table included; norms and biases do not."""
+    groups = [
+        {"params": [w for w in weights.values() if w.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [w for w in weights.values() if w.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def global_norm(gradients: list[Tensor], world: World) -> float:
+    """Norm of the gradient of which each rank has parts, with the same bits on all ranks."""
+    norm = math.sqrt(world.sum_over_shards(math.fsum(_sum_squares(g) for g in gradients)))
+    if not math.isfinite(norm):
+        raise NotFiniteError("gradient")
+    return norm
+
+
+def clip_scale(norm: float, limit: float) -> float:
+    """Factor that limits a gradient to a norm; 0 is no limit."""
+    return min(limit / (norm + 1e-6), 1.0) if limit > 0 else 1.0
 
 
 def _sum_squares(gradient: Tensor) -> float:

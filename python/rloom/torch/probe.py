@@ -20,6 +20,7 @@ LENGTHS = (37, 21)
 
 def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
     """Sets the first layout whose scores are those of the model's own head on each sequence alone."""
+    check_heads(model)
     tolerance = TOLERANCE[dtype]
     whole = _batch(model.vocabulary)
     alone = [whole.only([i]) for i in range(len(LENGTHS))]
@@ -41,8 +42,24 @@ def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
         for layout in ("packed", "masked"):
             if _agrees(model, layout, whole, single, tolerance):
                 return layout
+            if model.group is not None:
+                raise ModelError(
+                    f"{type(model.hf).__name__}: sequence_parallel needs a model whose tokens meet in plain attention alone"
+                )
     model.set_layout("unpacked")
     return "unpacked"
+
+
+def check_heads(model: ScoringModel) -> None:
+    """Refuses a group of ranks that cannot divide the attention heads."""
+    if model.group is None:
+        return
+    heads, parallel = model.hf.config.get_text_config().num_attention_heads, model.group.size()
+    if heads % parallel:
+        name = type(model.hf).__name__
+        raise ModelError(
+            f"sequence_parallel = {parallel} does not divide the {heads} attention heads of {name}"
+        )
 
 
 def _agrees(

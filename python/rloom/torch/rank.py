@@ -93,7 +93,8 @@ class Rank:
         device = self.world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         is_exact = device.type == "cpu" or settings.deterministic
-        path = f"torch-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
+        path = f"{settings.backend}-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
+        path += f"-{self.world.sequence_parallel}" if self.world.sequence_parallel > 1 else ""
         return {
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
             "repeats_bits": is_exact,
@@ -180,7 +181,7 @@ class Rank:
 
     def do_gradients(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Returns the accumulated gradient, for tests."""
-        gradients = self._engine.gradients()
+        gradients = self._engine.optimizer.gradients()
         return {}, {name: g.float().cpu() for name, g in gradients.items()} if self.rank == 0 else {}
 
     @property
@@ -204,13 +205,13 @@ class Rank:
         return bool(json.loads(message)["job"] == "cancel")
 
     def _progress(self, total: int) -> Progress:
-        ranks = self.world.size if self.world is not None else 1
+        groups = self.world.groups if self.world is not None else 1
         self._enter(self.phase, 0, total)
         self._send({"progress": 0}, {})
 
         def report(done: int) -> None:
             # Rank 0 is first to have a micro-batch in each round; all ranks finish a round together.
-            completed = min(done * ranks, total)
+            completed = min(done * groups, total)
             self._enter(self.phase, completed, total)
             if self.rank == 0:
                 self._send({"progress": completed}, {})

@@ -14,6 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rloom.torch.errors import TransferError
 from rloom.torch.files import VALUE_NAMES
+from rloom.torch.world import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -223,7 +224,7 @@ class WeightSender:
 
 def check_names(engine: Engine) -> None:
     """Refuses a model whose tensors have other names or shapes in its files, by which servers know them."""
-    shapes = {n: tuple(w.shape) for n, w in engine.model.named_weights().items() if n not in VALUE_NAMES}
+    shapes = {n: tuple(shape_of(w)) for n, w in engine.model.named_weights().items() if n not in VALUE_NAMES}
     metas = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     written = revert_weight_conversion(engine.model.hf, metas)
     other = sorted(shapes.items() ^ {name: tuple(x.shape) for name, x in written.items()}.items())

@@ -24,6 +24,7 @@ class Settings:
 
     #: Folder of the policy.
     model: str
+    backend: Literal["torch", "deepspeed"] = "torch"
     heads: Heads = "policy"
     #: Folder of the reference policy, if the algorithm reads it.
     reference: str | None = None
@@ -33,6 +34,8 @@ class Settings:
     activation_checkpointing: Literal["none", "attention", "block"] = "none"
     #: Ranks that a copy of the weights is divided among; `None`: all of them.
     shard: int | None = None
+    #: Consecutive ranks that divide the tokens of a micro-batch.
+    sequence_parallel: int = 1
     #: Keeps weights and optimizer state in host memory and moves them to the device layer by layer.
     offload: bool = False
     #: Uses deterministic algorithms only.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from rloom.torch.settings import Heads, Settings
 
+T = TypeVar("T")
+
 
 @dataclass
 class World:
@@ -41,6 +43,11 @@ class World:
     device: torch.device
     #: Mesh that weights are divided over; `None` for one rank with whole weights.
     mesh: DeviceMesh | None
+    #: Number of consecutive ranks that divide the tokens of a micro-batch, and their process group.
+    sequence_parallel: int = 1
+    sequence_group: dist.ProcessGroup | None = None
+    #: Parts of weights that another library has divided.
+    parts: dict[Tensor, Tensor] = field(default_factory=dict)
     #: Number of tensors moved and of forward passes, which shows that a job of unknown length makes progress.
     advanced: int = 0
 
@@ -58,7 +65,10 @@ class World:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        is_divided = size > 1 or settings.offload
+        parallel = settings.sequence_parallel
+        if size % parallel:
+            raise RankError(f"sequence_parallel = {parallel} does not divide {size} ranks")
+        is_divided = size > 1 or settings.offload or settings.backend == "deepspeed"
         if not is_divided:
             return World(rank, size, device, None)
         if not dist.is_initialized():
@@ -68,7 +78,18 @@ class World:
             raise RankError(f"shard = {shard} does not divide {size} ranks")
         shape = {"shard": size} if shard == size else {"replicate": size // shard, "shard": shard}
         mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        return World(rank, size, device, mesh)
+        group = dist.new_subgroups(parallel)[0] if parallel > 1 else None  # type: ignore[no-untyped-call]
+        return World(rank, size, device, mesh, parallel, group)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of ranks; each group computes micro-batches of its own."""
+        return self.size // self.sequence_parallel
+
+    @property
+    def group(self) -> int:
+        """Group of this rank."""
+        return self.rank // self.sequence_parallel
 
     def largest(self, numbers: Tensor) -> Tensor:
         """Returns the elementwise maximum over the ranks of integers on the CPU."""
@@ -92,17 +113,21 @@ class World:
 
     def sum_over_shards(self, number: float) -> float:
         """Returns the sum over the ranks that hold parts of one copy, with the same bits on each."""
-        if self.size == 1 or self.mesh is None:
-            return number
-        group = self.mesh["shard"].get_group()
-        parts = [0.0] * dist.get_world_size(group)
-        dist.all_gather_object(parts, number, group=group)
-        return sum(parts)
+        return number if self.mesh is None else sum(self.gathered(number, self.mesh["shard"].get_group()))
+
+    def gathered(self, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+        """Returns the values of all ranks, or of those of a group, in their order."""
+        if self.size == 1:
+            return [value]
+        values = [value] * dist.get_world_size(group)
+        dist.all_gather_object(values, value, group=group)
+        return values
 
     def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         """Opens a model on this rank: whole, or its shard."""
         model = self._opened(folder, heads, settings, is_trained=is_trained)
         model.device = self.device
+        model.group = self.sequence_group
         model.register_forward_hook(lambda *_: self._advance())
         return model
 
@@ -111,9 +136,10 @@ class World:
 
     def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
-        if self.mesh is None:
+        # DeepSpeed divides what it trains by itself.
+        if self.mesh is None or (is_trained and settings.backend == "deepspeed"):
             model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
-            if settings.dtype == "bf16":
+            if settings.dtype == "bf16" and settings.backend == "torch":
                 _cast_weights(model, torch.bfloat16)
             _checkpoint_activations(model, settings)
             return model
@@ -164,6 +190,8 @@ class World:
     def keep_part(self, own: Tensor, full: Tensor) -> None:
         """Copies this rank's part of a whole tensor to `own`."""
         self._advance()
+        own = self.parts.get(own, own)
+        full = full.reshape(own.shape)
         if not isinstance(own, DTensor):
             own.copy_(full)
             return
@@ -177,13 +205,18 @@ class World:
     def whole(self, tensor: Tensor) -> Tensor:
         """Returns a tensor with all of its parts; every rank has to call it."""
         self._advance()
-        full = tensor.detach()
-        return full.full_tensor() if isinstance(full, DTensor) else full
+        full = self.parts.get(tensor, tensor).detach()
+        return full.full_tensor().view(shape_of(tensor)) if isinstance(full, DTensor) else full
 
     def close(self) -> None:
         """Leaves the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def shape_of(weight: Tensor) -> torch.Size:
+    """Returns the shape of a weight, also of one that another library has divided."""
+    return torch.Size(getattr(weight, "ds_shape", weight.shape))
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def test_gradients_are_those_of_plain_pytorch(folder: Path, layout: Layout, valu
     loss = Weighted(BATCHES)
     expected = plain_gradient(folder, loss, value=value, dtype=torch.float64)
     accumulate(own, BATCHES, loss)
-    gradients = own.gradients()
+    gradients = own.optimizer.gradients()
     assert gradients.keys() == expected.keys()
     off = {name: relative(g, expected[name]) for name, g in gradients.items()}
     assert max(off.values()) < 1e-5, off
@@ -92,8 +92,8 @@ def test_logits_in_small_chunks_change_rounding_only(qwen: Path, monkeypatch: py
     monkeypatch.setattr(head, "chunk_rows", lambda vocabulary, device: 3)
     chunked = engine(qwen)
     accumulate(chunked, BATCHES, Weighted(BATCHES))
-    for name, gradient in chunked.gradients().items():
-        assert relative(gradient, whole.gradients()[name]) < 1e-5, name
+    for name, gradient in chunked.optimizer.gradients().items():
+        assert relative(gradient, whole.optimizer.gradients()[name]) < 1e-5, name
 
 
 def test_logits_of_all_rows_never_exist(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_inert_sequences_are_only_scored(qwen: Path) -> None:
     assert [(t.tokens, t.skipped) for t in trained] == [(23, 12), (0, 9), (15, 2)]
     loss.skipped = ()
     accumulate(whole, BATCHES, loss)
-    for name, gradient in skipping.gradients().items():
-        assert relative(gradient, whole.gradients()[name]) < 1e-5, name
+    for name, gradient in skipping.optimizer.gradients().items():
+        assert relative(gradient, whole.optimizer.gradients()[name]) < 1e-5, name
 
 
 @pytest.mark.parametrize("checkpointing", ["attention", "block"])
@@ -130,8 +130,8 @@ def test_recomputed_activations_change_nothing(qwen: Path, checkpointing: str) -
     assert recomputed.digest() == kept.digest()
     for own in (kept, recomputed):
         accumulate(own, BATCHES, Weighted(BATCHES))
-    for name, gradient in recomputed.gradients().items():
-        assert torch.equal(gradient, kept.gradients()[name]), name
+    for name, gradient in recomputed.optimizer.gradients().items():
+        assert torch.equal(gradient, kept.optimizer.gradients()[name]), name
 
 
 def test_a_critic_is_a_token_classifier(qwen: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_critic_is_a_token_classifier(qwen: Path) -> None:
     expected = {name: p.grad for name, p in model.named_parameters()}
 
     accumulate(critic, BATCHES, OfValues(BATCHES))
-    gradients = critic.gradients()
+    gradients = critic.optimizer.gradients()
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         reference = expected[name]

@@ -196,7 +196,7 @@ def test_a_parked_rank_stays_parked(qwen: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
     own = engine(qwen)
     own.world.device = torch.device("cuda", 0)
-    monkeypatch.setattr(own, "_move", lambda device: moved.append(device.type))
+    monkeypatch.setattr(own.optimizer, "move", lambda device: moved.append(device.type))
     rank = Rank(cast("Any", Frames()), 0, 1)
     rank.opened, rank.world = own, own.world
     rank.do_trim({}, {})

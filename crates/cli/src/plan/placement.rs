@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use rloom_config::Stage;
-use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, TorchSettings};
+use rloom_engine::{Form, RolloutEngineSettings, ServerSettings, TorchSettings};
 use rloom_model::ModelConfig;
 use rloom_run::assembly::{self, Offer, Place, PlacedRole, Placement};
 use serde::Serialize;
@@ -45,9 +45,9 @@ impl Processes {
         let Placement { offer, roles, weights } = placement;
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
-            let memory = model.map(|model| match (&stage.trainer.backend, servers) {
+            let memory = model.map(|model| match (stage.trainer.ranks(), servers) {
                 (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
-                (Backend::Torch(torch), _) => rank_memory(stage, torch, placed.role, model, offer.has_gpus()),
+                (Some(torch), _) => rank_memory(stage, torch, placed.role, model, offer.has_gpus()),
                 _ => Vec::new(),
             });
             let is_limited = placed.role == "server" && offer.has_gpus();
@@ -177,7 +177,7 @@ fn rank_memory(
         ("moments", stays * 2 * part),
         ("gathered layers", u64::from(is_gathered) * 2 * layer * model.dtype.bytes() as u64),
         ("reference", reference_stays * part),
-        ("activations", tokens * per_token),
+        ("activations", tokens.div_ceil(torch.sequence_parallel as u64) * per_token),
     ]
 }
 

@@ -58,7 +58,7 @@ pub struct SavedFile {
 #[expect(clippy::struct_excessive_bools, reason = "a record of independent properties")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainCapabilities {
-    /// Processes that the micro-batches are divided among.
+    /// Processes that the micro-batches are divided among; those that share each micro-batch count as one.
     pub ranks: usize,
     /// The same calls on the same state give bitwise identical results.
     pub repeats_bits: bool,

@@ -42,8 +42,10 @@ pub struct TrainSettings {
 pub enum Backend {
     /// The engine of this process.
     Embedded(EmbeddedSettings),
-    /// PyTorch ranks in processes of their own.
+    /// PyTorch ranks in processes of their own, which divide a model by FSDP2.
     Torch(TorchSettings),
+    /// PyTorch ranks in processes of their own, which divide a model by DeepSpeed's ZeRO-3.
+    Deepspeed(TorchSettings),
 }
 
 impl Default for Backend {
@@ -67,16 +69,19 @@ impl Default for EmbeddedSettings {
     }
 }
 
-/// Keys of the PyTorch backend.
+/// Keys of the backends with PyTorch ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TorchSettings {
     /// Processes that train. Micro-batches are divided among them; results change by rounding only.
     pub ranks: usize,
     /// Ranks that share one copy of weights, gradients and optimiser state; 0 for all. 1 gives every rank a whole copy. Must
-    /// divide `ranks`.
+    /// divide `ranks`. DeepSpeed shares among all.
     pub shard: usize,
-    /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used.
+    /// Ranks that divide the tokens of a micro-batch among themselves, for sequences whose activations do not fit one
+    /// device. Must divide `ranks` and the attention heads of the model.
+    pub sequence_parallel: usize,
+    /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used. Not with DeepSpeed.
     pub offload: bool,
     /// Uses deterministic kernels alone, so that two runs give the same bits. On CPUs they always do.
     pub deterministic: bool,
@@ -96,6 +101,7 @@ impl Default for TorchSettings {
         Self {
             ranks: 1,
             shard: 0,
+            sequence_parallel: 1,
             offload: false,
             deterministic: false,
             python: String::new(),
@@ -127,38 +133,52 @@ impl TrainSettings {
     pub const COMMON_KEYS: [&str; 5] =
         ["backend", "micro_batch_tokens", "activation_checkpointing", "threads", "max_skipped_steps"];
 
+    /// Settings of the ranks, if processes of their own train.
+    pub fn ranks(&self) -> Option<&TorchSettings> {
+        match &self.backend {
+            Backend::Embedded(_) => None,
+            Backend::Torch(ranks) | Backend::Deepspeed(ranks) => Some(ranks),
+        }
+    }
+
     /// True if a group's common prompt is computed once.
     pub fn shares_prompts(&self) -> bool {
-        match &self.backend {
-            Backend::Embedded(embedded) => embedded.share_prompts,
-            Backend::Torch(_) => false,
-        }
+        matches!(&self.backend, Backend::Embedded(embedded) if embedded.share_prompts)
     }
 
     /// Maximum number of restarts from the same checkpoint after a process that trains was lost.
     pub fn restarts(&self) -> u32 {
-        match &self.backend {
-            Backend::Embedded(_) => 0,
-            Backend::Torch(torch) => torch.restarts,
-        }
+        self.ranks().map_or(0, |ranks| ranks.restarts)
     }
 
     /// Checks the ranges.
     pub fn validate(&self) -> Result<(), SettingError> {
         ValueRange::at_least(1.0).check("micro_batch_tokens", self.micro_batch_tokens as f64)?;
-        let Backend::Torch(torch) = &self.backend else { return Ok(()) };
+        let Some(torch) = self.ranks() else { return Ok(()) };
         ValueRange::between(1.0, MAX_RANKS).check("ranks", torch.ranks as f64)?;
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
             return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
         }
+        if matches!(self.backend, Backend::Deepspeed(_)) {
+            if torch.shard > 0 {
+                return refuse(
+                    "shard",
+                    torch.shard.to_string(),
+                    "0 with the DeepSpeed backend, which shares among all ranks",
+                );
+            }
+            if torch.offload {
+                return refuse("offload", "true".to_owned(), "false with the DeepSpeed backend");
+            }
+        }
+        let parallel = torch.sequence_parallel;
+        if parallel == 0 || !torch.ranks.is_multiple_of(parallel) {
+            return refuse("sequence_parallel", parallel.to_string(), "a divisor of `ranks`");
+        }
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
-            return refuse(
-                "activation_checkpointing",
-                value,
-                "\"none\" or \"block\" with the PyTorch backend",
-            );
+            return refuse("activation_checkpointing", value, "\"none\" or \"block\" with PyTorch ranks");
         }
         ValueRange::above(0.0, MAX_SECONDS).check("step_timeout_seconds", torch.step_timeout_seconds)
     }
@@ -177,6 +197,7 @@ struct Keys {
     share_prompts: Option<bool>,
     ranks: Option<usize>,
     shard: Option<usize>,
+    sequence_parallel: Option<usize>,
     offload: Option<bool>,
     deterministic: Option<bool>,
     python: Option<String>,
@@ -190,6 +211,7 @@ enum BackendName {
     #[default]
     Embedded,
     Torch,
+    Deepspeed,
 }
 
 impl<'de> Deserialize<'de> for TrainSettings {
@@ -202,6 +224,7 @@ impl<'de> Deserialize<'de> for TrainSettings {
         let backend = match keys.backend.unwrap_or_default() {
             BackendName::Embedded => Backend::Embedded(from_own_keys(own, "embedded")?),
             BackendName::Torch => Backend::Torch(from_own_keys(own, "torch")?),
+            BackendName::Deepspeed => Backend::Deepspeed(from_own_keys(own, "deepspeed")?),
         };
         let default = Self::default();
         Ok(Self {
@@ -269,6 +292,8 @@ enum BackendTable {
     Embedded(EmbeddedSettings),
     /// PyTorch ranks in processes of their own, for any causal language model that `transformers` opens.
     Torch(TorchSettings),
+    /// The same, with DeepSpeed's ZeRO-3 instead of FSDP2, in an environment that has `deepspeed`. No mixtures of experts.
+    Deepspeed(TorchSettings),
 }
 
 #[cfg(test)]
@@ -302,6 +327,11 @@ mod tests {
         for (json, key) in [
             (r#"{ "backend": "torch", "ranks": 0 }"#, "ranks"),
             (r#"{ "backend": "torch", "ranks": 4, "shard": 3 }"#, "shard"),
+            (r#"{ "backend": "torch", "ranks": 4, "sequence_parallel": 3 }"#, "sequence_parallel"),
+            (r#"{ "backend": "torch", "sequence_parallel": 0 }"#, "sequence_parallel"),
+            (r#"{ "backend": "deepspeed", "ranks": 4, "shard": 2 }"#, "shard"),
+            (r#"{ "backend": "deepspeed", "offload": true }"#, "offload"),
+            (r#"{ "backend": "deepspeed", "ranks": 0 }"#, "ranks"),
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
             (
                 r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,
@@ -312,6 +342,9 @@ mod tests {
             let error = parse(json).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{key}`:")), "{error}");
         }
-        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4 }"#).unwrap().validate().unwrap();
+        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#)
+            .unwrap()
+            .validate()
+            .unwrap();
     }
 }

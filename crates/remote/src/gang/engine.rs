@@ -199,12 +199,13 @@ impl Gang {
         }
     }
 
-    /// Tensors of each rank: the micro-batches `rank`, `rank + ranks`, ….
-    fn divided(&self, step: &[PackedBatch]) -> Vec<Vec<Tensor>> {
-        let ranks = self.settings.ranks;
+    /// Tensors of each rank: the micro-batches `group`, `group + groups`, … of its group, with those of `also`.
+    fn divided(&self, step: &[PackedBatch], also: impl Fn(usize) -> Vec<Tensor>) -> Vec<Vec<Tensor>> {
+        let GangSettings { ranks, sequence_parallel, .. } = self.settings;
         let of_rank = |rank| {
-            let own = step.iter().enumerate().skip(rank).step_by(ranks);
-            own.flat_map(|(index, batch)| rows::of_batch(index, batch)).collect()
+            let own = step.iter().enumerate().skip(rank / sequence_parallel).step_by(self.settings.groups());
+            own.flat_map(|(index, batch)| rows::of_batch(index, batch).into_iter().chain(also(index)))
+                .collect()
         };
         (0..ranks).map(of_rank).collect()
     }
@@ -219,16 +220,14 @@ impl Gang {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
         let known = self.step_scoped(step, loss)?;
-        let mut tensors = self.divided(step);
-        let ranks = self.settings.ranks;
-        if let Some(grads) = &known {
-            for (index, grad) in grads.iter().enumerate() {
-                tensors[index % ranks].extend(rows::of_grad(index, grad));
-            }
-        } else {
+        let grads =
+            |index| known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
+        let mut tensors = self.divided(step, grads);
+        if known.is_none() {
+            let GangSettings { sequence_parallel, .. } = self.settings;
             for (rank, own) in tensors.iter_mut().enumerate() {
-                let message = rows::loss_of_rank(loss, rank, ranks).to_bytes();
-                let message = message.map_err(|error| TrainError::Batch(Box::new(error)))?;
+                let of_group = rows::loss_of_group(loss, rank / sequence_parallel, self.settings.groups());
+                let message = of_group.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;
                 own.push(Tensor::new("loss", &[message.len()], &message));
             }
         }
@@ -271,7 +270,7 @@ impl Gang {
     ) -> Result<LossReport, TrainError> {
         let mut report = LossReport::default();
         for index in 0..total {
-            let rank = index % self.settings.ranks;
+            let rank = self.settings.first_rank(index);
             let mut read = || -> Result<(), GangError> {
                 let answer: Value = content(frames, rank)?;
                 let counts = Counts::deserialize(&answer["trained"][index.to_string()]);
@@ -356,11 +355,11 @@ impl TrainEngine for Gang {
         let observer = self.observer.clone();
         observer.begin(TrainWork::Score(which), step.len());
         let mut progress = observed(&observer, TrainWork::Score(which), total);
-        let tensors = self.divided(step);
+        let tensors = self.divided(step, |_| Vec::new());
         let message = json!({ "job": "score", "which": which, "total": total });
         let frames = self.ask_with(message, tensors, &mut progress, step, None)?;
         let scores = |index| {
-            let rank = index % self.settings.ranks;
+            let rank = self.settings.first_rank(index);
             rows::scores(&frames[rank], index).map_err(|error| unreadable(rank, &error))
         };
         let scores = (0..step.len()).map(scores).collect::<Result<Vec<_>, GangError>>();
@@ -436,7 +435,7 @@ impl TrainEngine for Gang {
 
     fn capabilities(&self) -> TrainCapabilities {
         TrainCapabilities {
-            ranks: self.settings.ranks,
+            ranks: self.settings.groups(),
             repeats_bits: self.opened.repeats_bits,
             shares_prompts: false,
             numeric_path: self.opened.numeric_path.clone(),

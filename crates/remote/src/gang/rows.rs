@@ -29,10 +29,10 @@ pub(crate) fn of_batch(index: usize, batch: &PackedBatch) -> [Tensor; 4] {
     ]
 }
 
-/// The loss as rank `rank` of `ranks` needs it: without the inputs of the other ranks' micro-batches.
-pub(crate) fn loss_of_rank(loss: &LossStep<'_>, rank: usize, ranks: usize) -> LossStep<'static> {
+/// The loss as the ranks of group `group` of `groups` need it: without the inputs of the other groups' micro-batches.
+pub(crate) fn loss_of_group(loss: &LossStep<'_>, group: usize, groups: usize) -> LossStep<'static> {
     let own = |(index, inputs): (usize, &LossInputs)| {
-        if index % ranks == rank { inputs.clone() } else { LossInputs::default() }
+        if index % groups == group { inputs.clone() } else { LossInputs::default() }
     };
     LossStep {
         objective: loss.objective,
@@ -93,14 +93,14 @@ mod tests {
             .collect();
         let objective = Objective::Value(ValueLoss { coef: 1.0, clip: None });
         let loss = LossStep::new(objective, GlobalCounts::default(), &inputs);
-        let of_rank = |rank| loss_of_rank(&loss, rank, 2);
-        assert_eq!((of_rank(0).counts, of_rank(0).inputs.len()), (loss.counts, 5));
+        let of_group = |group| loss_of_group(&loss, group, 2);
+        assert_eq!((of_group(0).counts, of_group(0).inputs.len()), (loss.counts, 5));
         for index in 0..5 {
-            assert_eq!(of_rank(index % 2).inputs[index], inputs[index]);
-            assert_eq!(of_rank(1 - index % 2).inputs[index], LossInputs::default());
+            assert_eq!(of_group(index % 2).inputs[index], inputs[index]);
+            assert_eq!(of_group(1 - index % 2).inputs[index], LossInputs::default());
         }
         let bytes = |loss: &LossStep<'_>| loss.to_bytes().unwrap().len();
-        assert!(bytes(&of_rank(0)) + bytes(&of_rank(1)) < bytes(&loss) + 1000);
+        assert!(bytes(&of_group(0)) + bytes(&of_group(1)) < bytes(&loss) + 1000);
     }
 
     #[test]

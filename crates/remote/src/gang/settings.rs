@@ -19,6 +19,16 @@ pub enum PolicyHeads {
     Critic,
 }
 
+/// Library that divides a model among the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankBackend {
+    /// FSDP2 of PyTorch.
+    Torch,
+    /// ZeRO-3 of DeepSpeed, without `shard`, `offload`, [`RankDtype::F64`] and parking on GPUs.
+    Deepspeed,
+}
+
 /// Number format of matrix products; weights, gradients and moments are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,6 +58,8 @@ pub enum RankDevice {
 pub struct GangSettings {
     /// Model folder of the policy.
     pub model: PathBuf,
+    /// Library that divides the model.
+    pub backend: RankBackend,
     /// Heads of the model.
     pub heads: PolicyHeads,
     /// Model folder of the reference policy, if the algorithm reads it.
@@ -60,6 +72,8 @@ pub struct GangSettings {
     pub ranks: usize,
     /// Ranks that a copy of the weights is divided among; `None` for all of them. Must divide `ranks`.
     pub shard: Option<usize>,
+    /// Consecutive ranks that divide the tokens of a micro-batch. Must divide `ranks` and the model's attention heads.
+    pub sequence_parallel: usize,
     /// Number format of matrix products.
     pub dtype: RankDtype,
     /// Activations that the backward pass recomputes.
@@ -85,12 +99,14 @@ impl GangSettings {
     pub fn new(model: impl Into<PathBuf>, publications: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
+            backend: RankBackend::Torch,
             heads: PolicyHeads::Policy,
             reference: None,
             policy: PolicyId::MAIN,
             optimizer: OptimizerSettings::default(),
             ranks: 1,
             shard: None,
+            sequence_parallel: 1,
             dtype: RankDtype::F32,
             activation_checkpointing: ActivationCheckpointing::None,
             offload: false,
@@ -103,11 +119,22 @@ impl GangSettings {
         }
     }
 
+    /// Groups of ranks: micro-batch `i` is computed by group `i mod groups`.
+    pub(crate) fn groups(&self) -> usize {
+        (self.ranks / self.sequence_parallel).max(1)
+    }
+
+    /// First rank of the group that computes a micro-batch.
+    pub(crate) fn first_rank(&self, micro_batch: usize) -> usize {
+        micro_batch % self.groups() * self.sequence_parallel
+    }
+
     /// The settings as a rank reads them.
     pub(crate) fn message(&self) -> Value {
         let o = &self.optimizer;
         json!({
             "model": self.model,
+            "backend": self.backend,
             "heads": self.heads,
             "reference": self.reference,
             "optimizer": {
@@ -117,6 +144,7 @@ impl GangSettings {
                 "max_grad_norm": o.max_grad_norm,
             },
             "shard": self.shard,
+            "sequence_parallel": self.sequence_parallel,
             "dtype": self.dtype,
             "activation_checkpointing": self.activation_checkpointing,
             "offload": self.offload,

@@ -16,7 +16,10 @@ use rloom_engine::{
 use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, StoredTensors};
 use rloom_ops::Ctx;
-use rloom_remote::{EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankDtype, ReplicaPool, ServerMirrors};
+use rloom_remote::{
+    EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankBackend, RankDtype, ReplicaPool,
+    ServerMirrors,
+};
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 use rloom_wire::Options;
@@ -165,10 +168,15 @@ impl ConfiguredEngines {
             let epoch = self.next_number();
             let settings = GangSettings {
                 heads,
+                backend: match stage.trainer.backend {
+                    Backend::Deepspeed(_) => RankBackend::Deepspeed,
+                    _ => RankBackend::Torch,
+                },
                 reference: has_reference.then(|| folder.path().to_owned()),
                 optimizer: stage.optimizer.clone(),
                 ranks: torch.ranks,
                 shard: (torch.shard > 0).then_some(torch.shard),
+                sequence_parallel: torch.sequence_parallel,
                 dtype: match self.dtype {
                     Dtype::F32 => RankDtype::F32,
                     Dtype::Bf16 => RankDtype::Bf16,
@@ -302,8 +310,8 @@ impl EngineFactory for ConfiguredEngines {
         threads: usize,
         start: StageStart,
     ) -> Result<Models<Self::Train>, RunError> {
-        if let Backend::Torch(torch) = &stage.trainer.backend {
-            return self.gangs(stage, torch, threads, &start);
+        if let Some(ranks) = stage.trainer.ranks() {
+            return self.gangs(stage, ranks, threads, &start);
         }
         let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
         let policy = if self.uses_folders { policy.with_publications_in(&self.publications) } else { policy };
@@ -331,8 +339,8 @@ impl EngineFactory for ConfiguredEngines {
         match &stage.trainer.backend {
             Backend::Embedded(_) if !self.uses_folders => embedded,
             Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
-            Backend::Torch(torch) => TrainCapabilities {
-                ranks: torch.ranks,
+            Backend::Torch(torch) | Backend::Deepspeed(torch) => TrainCapabilities {
+                ranks: torch.ranks / torch.sequence_parallel,
                 repeats_bits: torch.deterministic,
                 shares_prompts: false,
                 numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rloom_algo::Backbone;
 use rloom_config::{Config, Stage};
-use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings};
+use rloom_engine::{Form, RolloutEngineSettings, ServerSettings};
 use serde::Serialize;
 
 use super::transfer;
@@ -206,10 +206,7 @@ impl Placement {
 
 /// Ranks of each model of a stage; 0 if the embedded engine trains.
 pub(super) fn ranks(stage: &Stage) -> usize {
-    match &stage.trainer.backend {
-        Backend::Torch(torch) => torch.ranks,
-        Backend::Embedded(_) => 0,
-    }
+    stage.trainer.ranks().map_or(0, |settings| settings.ranks)
 }
 
 /// Ranks of each model of the stage that has most: servers stay on their GPUs from stage to stage.

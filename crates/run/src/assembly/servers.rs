@@ -8,7 +8,8 @@ use std::time::Duration;
 use rloom_cluster::Machines;
 use rloom_engine::{ServerSettings, WeightFolder};
 use rloom_remote::{
-    EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerMirrors, ServerProcess, Slot,
+    EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerMirrors,
+    ServerProcess, Slot,
 };
 
 use super::placement::{Offer, Place, server_places};

@@ -84,6 +84,8 @@ fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, offer: &Off
         Some("only vLLM servers that the run starts sleep")
     } else if matches!(stage.trainer.backend, Backend::Embedded(_)) {
         Some("the built-in engine trains on processors and leaves a GPU to the server")
+    } else if matches!(stage.trainer.backend, Backend::Deepspeed(_)) {
+        Some("ranks of the DeepSpeed backend keep the memory of their GPUs")
     } else if !offer.has_gpus() {
         Some("this machine has no GPU, and servers on processors do not sleep")
     } else if stage.schedule().overlaps() {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_cluster::{LocalOptions, Node};
 use rloom_config::{Config, Stage};
-use rloom_engine::{Backend, RolloutEngineSettings};
+use rloom_engine::RolloutEngineSettings;
 use rloom_remote::{DescribeError, Description, EnvironmentKind, PythonEnvironment, TestedVersions};
 
 use super::Finding;
@@ -63,8 +63,8 @@ fn nothing_used(arguments: &Doctor) -> Finding {
 fn used_by(config: &Config) -> BTreeSet<Used> {
     let mut used = BTreeSet::new();
     for Stage { trainer, rollout, .. } in &config.stages {
-        if let Backend::Torch(torch) = &trainer.backend {
-            used.insert((EnvironmentKind::Torch, PathBuf::from(&torch.python)));
+        if let Some(ranks) = trainer.ranks() {
+            used.insert((EnvironmentKind::Torch, PathBuf::from(&ranks.python)));
         }
         used.extend(rollout.as_ref().and_then(|rollout| server(&rollout.engine)));
     }

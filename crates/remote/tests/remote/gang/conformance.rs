@@ -77,9 +77,9 @@ impl TrainEngine for Lent {
     }
 }
 
-fn conforms(ranks: usize) {
+fn conforms(ranks: usize, sequence_parallel: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let settings = settings(folder.path(), ranks);
+    let settings = GangSettings { sequence_parallel, ..settings(folder.path(), ranks) };
     let idle = Idle::default();
     let create = || Lent::new(&idle, &settings);
     assert_eq!(TrainSuite::new(&create, VOCABULARY, folder.path(), 0.0).run(), Ok(()));
@@ -88,17 +88,23 @@ fn conforms(ranks: usize) {
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn one_rank_conforms() {
-    conforms(1);
+    conforms(1, 1);
 }
 
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn two_ranks_conform() {
-    conforms(2);
+    conforms(2, 1);
 }
 
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn three_ranks_conform() {
-    conforms(3);
+    conforms(3, 1);
+}
+
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn ranks_that_divide_the_tokens_conform() {
+    conforms(2, 2);
 }

@@ -205,6 +205,19 @@ fn replicated_ranks_agree_with_the_embedded_engine() {
 
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
+fn ranks_that_divide_the_tokens_agree_with_the_embedded_engine() {
+    agree(2, |settings| GangSettings { sequence_parallel: 2, ..settings });
+}
+
+/// Two groups of two ranks, with and without whole copies of the weights.
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn groups_that_divide_the_tokens_agree_with_the_embedded_engine() {
+    agree(4, |settings| GangSettings { sequence_parallel: 2, shard: Some(2), ..settings });
+}
+
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
 fn three_ranks_agree_with_the_embedded_engine() {
     agree(3, |settings| settings);
 }

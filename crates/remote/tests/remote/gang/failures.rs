@@ -110,3 +110,14 @@ fn a_gang_that_cannot_start_says_why() {
         "{text}"
     );
 }
+
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn heads_that_the_ranks_cannot_divide_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = GangSettings { sequence_parallel: 3, ..settings(folder.path(), 3) };
+    let error = Gang::start(settings, &launcher(), 1).unwrap_err();
+    assert!(!error.may_succeed_again());
+    let text = error.to_string();
+    assert!(text.contains("sequence_parallel = 3 does not divide the 4 attention heads of Qwen2"), "{text}");
+}

@@ -1,5 +1,6 @@
 //! Gangs of PyTorch ranks. The tests need `RLOOM_TEST_PYTHON`, an interpreter with torch, transformers and rloom, and
 //! run with `--ignored`.
+//! With `RLOOM_TEST_BACKEND=deepspeed` DeepSpeed divides the models; those of tests that name `shard` are refused.
 
 mod conformance;
 mod exactness;

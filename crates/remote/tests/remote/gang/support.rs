@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rloom_core::{Author, Purpose, RandomKey, SampleKey, Span, StopReason, Ticket, Trajectory};
 use rloom_model::{GenerationConfig, Model, NewModel, OptimizerSettings};
-use rloom_remote::{Gang, GangSettings, RankDevice};
+use rloom_remote::{Gang, GangSettings, RankBackend, RankDevice};
 
 use super::local_ranks::LocalRanks;
 
@@ -37,10 +37,20 @@ pub(crate) fn optimizer() -> OptimizerSettings {
     OptimizerSettings { weight_decay: 0.1, ..OptimizerSettings::default() }
 }
 
+/// Library that divides the models of all tests: that of `RLOOM_TEST_BACKEND`, or PyTorch.
+fn backend() -> RankBackend {
+    match std::env::var("RLOOM_TEST_BACKEND").as_deref() {
+        Ok("deepspeed") => RankBackend::Deepspeed,
+        Ok(other) => panic!("RLOOM_TEST_BACKEND is `deepspeed` or not set, not {other}"),
+        Err(_) => RankBackend::Torch,
+    }
+}
+
 /// Settings of a gang over the model, whose files go to `parent`.
 pub(crate) fn settings(parent: &Path, ranks: usize) -> GangSettings {
     GangSettings {
         ranks,
+        backend: backend(),
         optimizer: optimizer(),
         device: RankDevice::Cpu,
         threads: 1,

@@ -1,0 +1,174 @@
+"""Training by DeepSpeed's ZeRO-3: the interface of `optimizer.py` over its partitioned weights, gradients and moments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from rloom.torch.errors import ModelError, NotFiniteError, RankError
+from rloom.torch.optimizer import MOMENTS, Optimizer, clip_scale, decay_groups, global_norm
+from rloom.torch.world import shape_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from rloom.torch.model import ScoringModel
+    from rloom.torch.settings import Settings
+    from rloom.torch.world import World
+
+#: Settings of experts: a rank that sends no token to one has no gradient of it, and DeepSpeed waits for it for ever.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def check(settings: Settings) -> None:
+    """Refuses settings that ZeRO-3 does not have here."""
+    values = {
+        "shard": settings.shard is not None,
+        "offload": settings.offload,
+        "dtype": settings.dtype == "f64",
+    }
+    named = [name for name, is_set in values.items() if is_set]
+    if named:
+        raise RankError(f"the DeepSpeed backend does not have `{named[0]}` = {getattr(settings, named[0])}")
+
+
+class ZeroOptimizer(Optimizer):
+    """Partitions a model and updates it. Masters and moments are flat parts of f32, gradients are summed over ranks."""
+
+    def __init__(self, model: ScoringModel, settings: Settings, world: World) -> None:
+        check(settings)
+        config = model.hf.config.get_text_config()
+        if any(getattr(config, name, None) for name in EXPERTS):
+            raise ModelError(
+                f"{type(model.hf).__name__}: the DeepSpeed backend does not train mixtures of experts"
+            )
+        self.model, self.world, self.settings = model, world, settings.optimizer
+        self.weights = model.named_weights()
+        self.steps = 0
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self.engine: Any = _initialized(model, settings, world)
+        self.module = self.engine
+        # Rotary frequencies stay f32, which DeepSpeed would cast to the format of the computation.
+        for name, buffer in model.named_buffers():
+            buffer.data = buffers[name]
+        self.zero_3: Any = self.engine.optimizer
+        self.adamw = self.zero_3.optimizer
+        world.parts.update({weight: self._part_of(weight) for weight in self.weights.values()})
+        # State that the first step would make, for restores before it.
+        for flat in self.zero_3.fp32_partitioned_groups_flat:
+            on_host = torch.tensor(0.0)
+            self.adamw.state[flat] = {
+                "step": on_host,
+                **{moment: torch.zeros_like(flat) for moment in MOMENTS},
+            }
+
+    def _part_of(self, weight: nn.Parameter, moment: str | None = None) -> DTensor:
+        return flat_part(self.zero_3.get_local_fp32_param(weight, moment), weight, self.world.mesh)
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed averages over ranks.
+        self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
+
+    def zero(self) -> None:
+        self.zero_3.zero_grad()
+        self.zero_3.averaged_gradients = {}
+        self.zero_3.grad_partitions_flat_buffer.zero_()
+
+    def gradients(self) -> dict[str, Tensor]:
+        gradients = {name: self.zero_3.get_local_fp32_grad_for_param(w) for name, w in self.weights.items()}
+        parts = {n: flat_part(g, self.weights[n], self.world.mesh) for n, g in gradients.items()}
+        return {
+            n: self.world.whole(part).view(shape_of(self.weights[n])).clone() for n, part in parts.items()
+        }
+
+    def _step(self, learning_rate: float) -> float:
+        zero_3 = self.zero_3
+        for i, group in enumerate(zero_3.fp16_groups):
+            if i not in zero_3.averaged_gradients:  # nothing was back-propagated: weights decay
+                zero_3.averaged_gradients[i] = [
+                    torch.zeros_like(w.ds_tensor, dtype=torch.float32) for w in group
+                ]
+        gradients = [g for group in zero_3.averaged_gradients.values() for g in group]
+        norm = global_norm(gradients, self.world)
+        scale = clip_scale(norm, self.settings.max_grad_norm)
+        if scale < 1.0:
+            torch._foreach_mul_(gradients, scale)
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        zero_3.step()
+        if zero_3.overflow:
+            raise NotFiniteError("gradient")
+        self.steps += 1
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{moment}.{name}": self._part_of(weight, moment)
+            for name, weight in self.weights.items()
+            for moment in MOMENTS
+        }
+
+    def restored(self, steps: int) -> None:
+        self.steps = steps
+        for i, flat in enumerate(self.zero_3.fp32_partitioned_groups_flat):
+            self.adamw.state[flat]["step"].fill_(float(steps))
+            # The weights of the computation follow the masters.
+            self.zero_3._reassign_or_swap_out_partitioned_parameters(i)
+
+    def move(self, device: torch.device) -> None:
+        if device.type != self.world.device.type:
+            raise RankError("ranks of the DeepSpeed backend cannot give the memory of a GPU away")
+
+
+def _initialized(model: ScoringModel, settings: Settings, world: World) -> Any:  # noqa: ANN401
+    if world.device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["LOCAL_RANK"] = str(world.device.index or 0)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RankError(f"the environment of the ranks has no DeepSpeed: {error}") from error
+    # Processors communicate by gloo; DeepSpeed would compile a kernel of its own for minutes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    is_bf16 = settings.dtype == "bf16"
+    optimizer = settings.optimizer
+    adamw = torch.optim.AdamW(
+        decay_groups(model.named_weights(), optimizer),
+        lr=0.0,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        fused=True,
+    )
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": is_bf16},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "steps_per_print": sys.maxsize,
+    }
+    # The root computes with weights of the heads itself.
+    hf: Any = model.hf
+    heads = [model.score, hf.score if model.heads == "critic" else hf.get_output_embeddings()]
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
+    for head in heads:
+        for weight in () if head is None else head.parameters():
+            deepspeed.zero.register_external_parameter(model, weight)
+    return engine
+
+
+def flat_part(local: Tensor, weight: nn.Parameter, mesh: DeviceMesh | None) -> DTensor:
+    """This rank's part of a flat tensor, without what DeepSpeed has added to make parts equal."""
+    assert mesh is not None
+    size = shape_of(weight).numel()
+    first = min(mesh.get_local_rank() * local.numel(), size)
+    own = local[: min(local.numel(), size - first)]
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size([size]), stride=(1,))

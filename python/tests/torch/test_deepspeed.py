@@ -1,0 +1,124 @@
+"""Ranks that divide a model by ZeRO-3 compute what one rank of PyTorch computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from gangs import gang
+from models import Weighted, make, relative
+from rloom.torch import files
+from rloom.torch.errors import ModelError, RankError
+from test_gradients import BATCHES, engine, silent
+from test_sequence import compare, mine
+from test_steps import SETTINGS
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rloom.torch.engine import Engine
+
+pytest.importorskip("deepspeed")
+
+
+def test_two_ranks_agree_with_one_of_pytorch(qwen: Path) -> None:
+    compare(qwen, 2, 1, heads="policy_and_value", backend="deepspeed")
+
+
+@pytest.mark.long
+def test_ranks_that_divide_the_tokens_agree_with_one_of_pytorch(qwen: Path) -> None:
+    compare(qwen, 2, 2, backend="deepspeed", activation_checkpointing="block")
+
+
+def train(own: Engine, steps: int) -> None:
+    for _ in range(steps):
+        own.accumulate(mine(own, BATCHES), len(BATCHES), Weighted(BATCHES), silent)
+        own.step(1e-2)
+
+
+def restored(folder: Path, model: Path) -> list[int]:
+    """Digests of a run, at its checkpoint and at its end, and those of a run that continues from the checkpoint."""
+    own = engine(model, backend="deepspeed", optimizer=SETTINGS)
+    train(own, 2)
+    files.save(own, folder)
+    digests = [own.digest()]
+    train(own, 2)
+    other = engine(model, backend="deepspeed", optimizer=SETTINGS)
+    files.restore(other, folder)
+    digests += [own.digest(), other.digest()]
+    train(other, 2)
+    return [*digests, other.digest()]
+
+
+def test_a_restored_run_continues_with_the_same_bits(qwen: Path, tmp_path: Path) -> None:
+    (at, end, at_again, end_again), _ = gang(2, restored, tmp_path, qwen)
+    assert (at, end) == (at_again, end_again)
+    assert at != end
+
+
+def in_bf16(model: Path) -> dict[str, Any]:
+    """Largest difference of log-probabilities, distances of gradients, and number formats after a step."""
+    exact, own = engine(model), engine(model, backend="deepspeed", dtype="bf16", optimizer=SETTINGS)
+    given = mine(own, BATCHES)
+    scores = [e.score(given, 3, reference=False, progress=silent)[0].logprob for e in (exact, own)]
+    for e in (exact, own):
+        e.accumulate(mine(e, BATCHES), len(BATCHES), Weighted(BATCHES), silent)
+    expected = exact.optimizer.gradients()
+    before = [own.world.whole(w) for w in own.model.named_weights().values()]
+    off = {name: relative(g, expected[name]) for name, g in own.optimizer.gradients().items()}
+    own.step(1e-6)
+    return {
+        "score": float((scores[0] - scores[1]).abs().max()),
+        "gradient": max(off.values()),
+        "moved": any(
+            not torch.equal(own.world.whole(w), old)
+            for w, old in zip(own.model.named_weights().values(), before, strict=True)
+        ),
+        "formats": {str(x.dtype) for x in own.optimizer.state().values()},
+        "frequencies": {str(x.dtype) for name, x in own.model.named_buffers() if "inv_freq" in name},
+    }
+
+
+def test_bf16_computes_close_to_f32_on_f32_masters(qwen: Path) -> None:
+    for result in gang(2, in_bf16, qwen):
+        assert 1e-4 < result["score"] < 0.1
+        assert result["gradient"] < 0.1
+        assert result["moved"], "an update below the resolution of bf16 is kept"
+        assert result["formats"] == result["frequencies"] == {"torch.float32"}
+
+
+def refusals(model: Path, experts: Path) -> list[str]:
+    messages = []
+    for folder, settings in (
+        (model, {"shard": 1}),
+        (model, {"offload": True}),
+        (model, {"dtype": "f64"}),
+        (experts, {}),
+    ):
+        with pytest.raises(RankError) as error:
+            engine(folder, backend="deepspeed", **settings)
+        messages.append(f"{type(error.value).__name__}: {error.value}")
+    return messages
+
+
+def test_what_zero_3_does_not_have_is_named(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
+    (messages,) = gang(1, refusals, make("qwen2", tmp_path / "model"), tmp_path / "experts")
+    for message, named in zip(
+        messages, ("`shard`", "`offload`", "`dtype`", "mixtures of experts"), strict=True
+    ):
+        assert named in message
+    assert messages[-1].startswith(ModelError.__name__)
