@@ -40,7 +40,6 @@ impl MirrorFailure {
         Self::Damaged { path: path.to_owned(), problem: problem.into() }
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
     pub(super) fn other<E: std::fmt::Display>(reason: E) -> Self {
         Self::Other { reason: reason.to_string() }
     }
