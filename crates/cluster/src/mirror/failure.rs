@@ -40,7 +40,7 @@ impl MirrorFailure {
         Self::Damaged { path: path.to_owned(), problem: problem.into() }
     }
 
-    pub(super) fn other(reason: impl ToString) -> Self {
+    pub(super) fn other<E: std::fmt::Display>(reason: E) -> Self {
         Self::Other { reason: reason.to_string() }
     }
 }

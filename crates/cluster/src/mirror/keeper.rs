@@ -179,9 +179,9 @@ impl Keeper {
         }
         self.keep(&order.keep.iter().filter(|name| **name != order.version).cloned().collect::<Vec<_>>());
         let mut failed = Vec::new();
-        let (version, from, received) = match self.from_parents(order, limits, &mut failed)? {
+        let (version, from, received) = match self.ask_parents(order, limits, &mut failed)? {
             Some(fetched) => fetched,
-            None => self.from_share(order, limits)?,
+            None => self.read_share(order, limits)?,
         };
         let copy = MirrorCopy {
             path: version.path().to_owned(),
@@ -199,7 +199,7 @@ impl Keeper {
     }
 
     /// Asks the parents in turn. `None` if none of them gives the version.
-    fn from_parents(
+    fn ask_parents(
         &self,
         order: &MirrorOrder,
         limits: Limits<'_>,
@@ -224,13 +224,13 @@ impl Keeper {
     }
 
     /// Copies the folder on the share. A damaged copy is made once more.
-    fn from_share(
+    fn read_share(
         &self,
         order: &MirrorOrder,
         limits: Limits<'_>,
     ) -> Result<(Version, MirrorSource, u64), MirrorFailure> {
         for attempt in 1.. {
-            match self.from_share_once(order, limits) {
+            match self.read_share_once(order, limits) {
                 Err(MirrorFailure::Damaged { .. }) if attempt < ATTEMPTS => {}
                 Err(failure) => return Err(failure),
                 Ok(version) => {
@@ -242,7 +242,7 @@ impl Keeper {
         Err(MirrorFailure::Late)
     }
 
-    fn from_share_once(&self, order: &MirrorOrder, limits: Limits<'_>) -> Result<Version, MirrorFailure> {
+    fn read_share_once(&self, order: &MirrorOrder, limits: Limits<'_>) -> Result<Version, MirrorFailure> {
         let source = &order.source;
         let listed = list(source).map_err(|error| MirrorFailure::io("read", source, &error))?;
         let need = listed.iter().fold(0u64, |sum, (.., bytes)| sum.saturating_add(*bytes));

@@ -6,8 +6,6 @@
 //!
 //! `RLOOM_MEASURE_LAYERS` changes the number of layers (24), `RLOOM_MEASURE_ROUNDS` that of rounds (5).
 
-#![expect(clippy::print_stdout, reason = "measurements are printed")]
-
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::net::Ipv4Addr;
@@ -114,7 +112,9 @@ fn write_versions(share: &Path, layers: usize, dtype: Dtype) -> usize {
             }
         }
     }
-    files.iter_mut().for_each(|file| file.flush().unwrap());
+    for file in &mut files {
+        file.flush().unwrap();
+    }
     end / width
 }
 
@@ -187,7 +187,7 @@ fn measure_blocks(share: &Path, rounds: usize) {
     for ((level, planes), (bytes, encode, decode)) in variants.into_iter().zip(results) {
         let (bytes, encode, decode) = (bytes as f64 / 1e6, median(encode), median(decode));
         println!(
-            "level {level}, {planes} planes: {bytes:.1} MB, encode {encode}, decode {decode}, one thread"
+            "level {level}, {planes} planes: {bytes:.1} MB, encode {encode}, decode {decode} of one core"
         );
     }
 }

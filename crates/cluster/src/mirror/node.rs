@@ -19,7 +19,7 @@ impl Node {
         let operation = || format!("copy the weights {version}");
         match self.ask_mirror(MirrorCommand::Copy(order), &operation, deadline)? {
             MirrorEvent::Copied(copy) => Ok(copy),
-            MirrorEvent::Failed(failure) => Err(self.mirror_failed(failure, &version, operation())),
+            MirrorEvent::Failed(failure) => Err(self.mirror_failed(&failure, &version, operation())),
             event => Err(self.unexpected(NodeEvent::Mirror(event), operation())),
         }
     }
@@ -43,7 +43,7 @@ impl Node {
         let operation = || "serve copies of weights to other nodes".to_owned();
         match self.ask_mirror(MirrorCommand::Serve { address }, &operation, deadline)? {
             MirrorEvent::Serving { address } => Ok(address),
-            MirrorEvent::Failed(failure) => Err(self.mirror_failed(failure, "", operation())),
+            MirrorEvent::Failed(failure) => Err(self.mirror_failed(&failure, "", operation())),
             event => Err(self.unexpected(NodeEvent::Mirror(event), operation())),
         }
     }
@@ -60,7 +60,7 @@ impl Node {
         }
     }
 
-    fn mirror_failed(&self, failure: MirrorFailure, version: &str, operation: String) -> ClusterError {
+    fn mirror_failed(&self, failure: &MirrorFailure, version: &str, operation: String) -> ClusterError {
         let (node, version, detail) = (self.name(), version.to_owned(), failure.to_string());
         match failure {
             MirrorFailure::NoRoom { .. } => ClusterError::MirrorRoom { node, version, detail },

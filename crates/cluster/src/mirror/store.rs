@@ -119,7 +119,7 @@ pub(super) fn remove_left_overs(place: &Path) {
 /// Bytes that a file system offers this process.
 pub(super) fn room(place: &Path) -> io::Result<u64> {
     let system = nix::sys::statvfs::statvfs(place)?;
-    let offered = u64::from(system.blocks_available()).saturating_mul(u64::from(system.fragment_size()));
+    let offered = system.blocks_available().saturating_mul(system.fragment_size());
     Ok(match available_memory() {
         Some(memory) if is_memory(place) => offered.min(memory),
         _ => offered,
