@@ -148,7 +148,7 @@ fn manifests_that_cannot_be_written_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.write("recipe.toml", TINY);
     std::fs::create_dir(sandbox.path("other")).unwrap();
-    sandbox.write("other/recipe.toml", TINY);
+    sandbox.write("other/recipe.toml", "run.seed = 4\n");
     let refused = |arguments: &[&str], message: &str| {
         let result = sandbox.run(&[&["cluster", "manifest"], arguments].concat());
         assert_eq!(result.code, Some(2), "{}", result.text());
@@ -157,11 +157,11 @@ fn manifests_that_cannot_be_written_are_refused() {
     refused(&["jobset", "recipe.toml"], "--image");
     refused(&["slurm", "recipe.toml", "--image", "x"], "--image is for");
     refused(&["jobset", "recipe.toml", "--image", "x", "--time", "1"], "are for `slurm`");
-    refused(&["slurm", "missing.toml"], "cannot read missing.toml");
+    refused(&["slurm", "missing.toml"], "missing.toml");
     refused(
         &["jobset", "recipe.toml", "other/recipe.toml", "--image", "x"],
         "two configuration files are called",
     );
     refused(&["slurm", "recipe.toml", "--name", "12"], "--name gives one");
-    refused(&["slurm", "recipe.toml", "--nodes", "0"], "--nodes");
+    refused(&["slurm", "recipe.toml", "--nodes", "0"], "cluster.nodes");
 }
