@@ -45,7 +45,7 @@ struct Joined {
     replace: Duration,
     accepting: Option<JoinHandle<()>>,
     /// Ends the daemons that Ray has started.
-    _ray: Option<RayLauncher>,
+    ray: Option<RayLauncher>,
 }
 
 /// State that the accepting thread shares.
@@ -105,9 +105,8 @@ impl Machines {
     ) -> Result<Self, ClusterError> {
         let token = match settings.launcher {
             Launcher::Local => return Ok(Self::default()),
-            Launcher::Wait => Token::from_environment()?,
             Launcher::Ray if std::env::var_os(TOKEN_VARIABLE).is_none() => Token::random()?,
-            Launcher::Ray => Token::from_environment()?,
+            Launcher::Ray | Launcher::Wait => Token::from_environment()?,
         };
         let listener = NodeListener::bind(&settings.bind, token.clone(), options)?;
         let address = listener.address();
@@ -129,7 +128,7 @@ impl Machines {
             address,
             replace: Duration::from_secs_f64(settings.replace_seconds),
             accepting: Some(thread.map_err(|source| ClusterError::Launch { source })?),
-            _ray: ray,
+            ray,
         };
         joined.wait_for_all(settings, observe)?;
         Ok(Self(Arc::new(Kind::Joined(joined))))
@@ -239,7 +238,7 @@ impl Joined {
         let timeout = Duration::from_secs_f64(settings.join_seconds);
         let deadline = Instant::now() + timeout;
         loop {
-            if let Some(ray) = &self._ray {
+            if let Some(ray) = &self.ray {
                 ray.check()?;
             }
             let (missing, refused) = {
@@ -250,7 +249,7 @@ impl Joined {
             let status = JoinStatus {
                 joined: settings.nodes - missing.len(),
                 nodes: settings.nodes,
-                pending: self._ray.as_ref().and_then(RayLauncher::pending),
+                pending: self.ray.as_ref().and_then(RayLauncher::pending),
             };
             if !observe(&status) {
                 return Err(ClusterError::Interrupted);
@@ -296,7 +295,9 @@ impl Shared {
                     }
                 }
                 Err(ClusterError::Wire(WireError::NobodyConnected { refused, .. })) => {
-                    refused.into_iter().for_each(|reason| self.refuse(reason));
+                    for reason in refused {
+                        self.refuse(reason);
+                    }
                 }
                 Err(error) => self.refuse(error.to_string()),
             }

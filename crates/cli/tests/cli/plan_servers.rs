@@ -170,7 +170,11 @@ fn predict_and_measure(round: u64) {
             let name = format!("s{servers}-{max_staleness}");
             train(&sandbox, &name, servers, heavy_tail, &settings);
             let replicas = servers.to_string();
-            let arguments = ["--calibrate", "s1-0", "--replicas", &replicas, "--set", &staleness];
+            // The recipe, since the staleness bound decides other settings of a resolved configuration.
+            let mut arguments = vec!["servers.toml", "--calibrate", "s1-0", "--replicas", &replicas];
+            for setting in settings {
+                arguments.extend(["--set", setting]);
+            }
             let predicted = seconds_per_step(&plan(&sandbox, &arguments));
             let measured = measured(&sandbox, &name);
             let off = 100.0 * (predicted / measured - 1.0);

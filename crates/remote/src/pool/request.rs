@@ -83,7 +83,7 @@ impl Job {
                 self.request.prompt.iter().chain(&self.request.prefix).chain(&made.tokens).copied().collect();
             let outcome = self.attempt(&lease, &id, &tokens, made.tokens.len()).await;
             let (interrupted, concurrency) = self.shared.change_requests(|state| {
-                let concurrency = state.mean_load(&lease, sent.elapsed().as_secs_f64());
+                let concurrency = state.mean_load(&lease);
                 (state.leave_replica(self.id), concurrency)
             });
             let reply = match outcome {

@@ -126,8 +126,8 @@ pub(super) struct Lease {
     pub(super) incarnation: u32,
     pub(super) server: Arc<Server>,
     pub(super) label: PolicyLabel,
-    /// Requests of the replica summed over time until now, in seconds.
-    load: f64,
+    /// Time at which it was given, and the requests of the replica summed over time until then, in seconds.
+    load: (Instant, f64),
 }
 
 /// Weights that all replicas shall have.
@@ -302,7 +302,7 @@ impl State {
             };
             self.affinity.set(&entry.prefixes, chosen);
             entry.replica = Some(chosen);
-            let load = replica.advance_load();
+            let load = (Instant::now(), replica.advance_load());
             replica.running.insert(rank.1);
             replica.outstanding += entry.cost;
             let (server, incarnation) = (Arc::clone(&replica.server), replica.incarnation);
@@ -351,10 +351,11 @@ impl State {
         self.labels.contains(&label)
     }
 
-    /// Mean number of requests at the replica in the seconds since it got this lease, this one included.
-    pub(super) fn mean_load(&mut self, lease: &Lease, seconds: f64) -> f64 {
+    /// Mean number of requests at the replica since this lease was given, its own included.
+    pub(super) fn mean_load(&mut self, lease: &Lease) -> f64 {
+        let (since, before) = lease.load;
         let load = self.replicas.get_mut(&lease.replica).map_or(0.0, Replica::advance_load);
-        ((load - lease.load) / seconds.max(1e-9)).max(1.0)
+        ((load - before) / since.elapsed().as_secs_f64().max(1e-9)).max(1.0)
     }
 
     /// Records a good answer of a replica.

@@ -74,7 +74,7 @@ impl Servers {
         let places = server_places(&settings, self.plan.ranks, &self.plan.offer)?;
         for (server, place) in places.into_iter().enumerate() {
             if !self.running().contains_key(&server) {
-                self.add(&pool, server, place)?;
+                self.add(&pool, server, &place)?;
             }
         }
         let surplus: Vec<usize> = self.running().range(wanted..).map(|(&server, _)| server).collect();
@@ -94,13 +94,13 @@ impl Servers {
         replica.is_some()
     }
 
-    fn add(&self, pool: &ReplicaPool, server: usize, place: Place) -> Result<(), RunError> {
+    fn add(&self, pool: &ReplicaPool, server: usize, place: &Place) -> Result<(), RunError> {
         let ServerPlan { engine, limits, machines, offer, logs, .. } = &self.plan;
         let (engine, limits) = (*engine, *limits);
         let host = ServerHost::new(machines.clone(), place.machine, !offer.has_gpus())?;
         let url = host.url();
         let (settings, modules) = (self.plan.settings.clone(), self.plan.modules.clone());
-        let (model, slot) = (Arc::clone(&self.plan.model), slot_of(&place, offer.has_gpus()));
+        let (model, slot) = (Arc::clone(&self.plan.model), slot_of(place, offer.has_gpus()));
         let command = move |port| match engine {
             EnvironmentKind::Sglang => {
                 Ok(ServerCommand::sglang(&settings, limits, &slot, model.path(), port))
