@@ -50,12 +50,8 @@ class ZeroOptimizer(Optimizer):
         self.model, self.world, self.settings = model, world, settings.optimizer
         self.weights = model.named_weights()
         self.steps = 0
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self.engine: Any = _initialized(model, settings, world)
         self.module = self.engine
-        # Rotary frequencies stay f32, which DeepSpeed would cast to the format of the computation.
-        for name, buffer in model.named_buffers():
-            buffer.data = buffers[name]
         self.zero_3: Any = self.engine.optimizer
         self.adamw = self.zero_3.optimizer
         world.parts.update({weight: self._part_of(weight) for weight in self.weights.values()})
