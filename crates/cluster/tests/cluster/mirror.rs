@@ -353,6 +353,8 @@ fn hang() -> Receiver<()> {
     receiver
 }
 
+type Answer = Box<dyn FnOnce(Connection, Value) + Send>;
+
 #[test]
 fn parents_that_fail_are_replaced_by_the_share() {
     let cluster = Cluster::new(1);
@@ -360,7 +362,6 @@ fn parents_that_fail_are_replaced_by_the_share() {
     let weights = cluster.publish("v1", 1);
     let files = node.mirror(&cluster.order(&weights), soon()).unwrap().files;
     let config = fs::read(weights.source.join("config.json")).unwrap();
-    type Answer = Box<dyn FnOnce(Connection, Value) + Send>;
     let own = files.clone();
     let announced = move |then: fn(&Connection, &[u8])| -> Answer {
         let (files, config) = (own.clone(), config.clone());
@@ -378,7 +379,7 @@ fn parents_that_fail_are_replaced_by_the_share() {
         (
             announced(|connection, config| {
                 send(connection, config);
-                send(connection, &[1; 100_000]);
+                send(connection, &vec![1; 100_000]);
             }),
             "closed the connection",
         ),
@@ -468,7 +469,7 @@ fn a_killed_daemon_leaves_nothing_to_the_next_one() {
     let address = parent(move |connection, _| {
         announce(&connection, &announced);
         send(&connection, &config);
-        send(&connection, &[1; 100_000]);
+        send(&connection, &vec![1; 100_000]);
         started.send(()).unwrap();
         let _ = hang().recv_timeout(Duration::from_mins(2));
     });
