@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
     /// Write a batch script or a Kubernetes manifest that runs a recipe.
-    Manifest(Manifest),
+    Manifest(Box<Manifest>),
     /// List the processes of a running run.
     Ps {
         /// Folder or name of the run.

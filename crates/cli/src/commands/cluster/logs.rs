@@ -26,14 +26,16 @@ pub(super) fn run(arguments: &ClusterLogs, output: Output) -> Result<(), Failure
         write(path, &text, files.len() > 1, output)?;
         ends.push(end);
     }
-    while arguments.follow {
+    if !arguments.follow {
+        return Ok(());
+    }
+    loop {
         std::thread::sleep(LOOK);
         for (path, end) in files.iter().zip(&mut ends) {
             let text = rest(path, end).map_err(|error| unreadable(path, &error))?;
             write(path, &text, files.len() > 1, output)?;
         }
     }
-    Ok(())
 }
 
 /// The log files of a run, or the one of a process such as `replica 0` or `policy-rank-1`.
@@ -111,7 +113,7 @@ mod tests {
         std::fs::write(folder.path().join("replica-0.log.1"), "old").unwrap();
         std::fs::write(folder.path().join("policy-rank-1.log"), "rank").unwrap();
         assert_eq!(files(folder.path(), None).unwrap().len(), 2);
-        assert_eq!(files(folder.path(), Some("replica 0")).unwrap(), [path.clone()]);
+        assert_eq!(files(folder.path(), Some("replica 0")).unwrap(), std::slice::from_ref(&path));
         assert!(files(folder.path(), Some("replica 1")).is_err());
         let (text, mut end) = last_lines(&path, 2).unwrap();
         assert_eq!((text.as_str(), end), ("two\nthree", 14));
