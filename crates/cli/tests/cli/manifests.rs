@@ -10,7 +10,8 @@ use crate::support::{Sandbox, TINY, snapshot};
 
 /// A file as the one of the recipe: it begins with spaces.
 fn recipe() -> String {
-    format!("  # With 'quotes', \"both\" and a colon: x\n{TINY}")
+    let named = TINY.replace("[run]\n", "[run]\nname = \"sums\"\n");
+    format!("  # With 'quotes', \"both\" and a colon: x\n{named}")
 }
 
 /// A manifest of two nodes with a GPU each, and the sandbox with the files.
