@@ -1,11 +1,7 @@
 //! Predictions for inference servers. A simple simulation of its own, with service times that the fit does not know, takes the
 //! place of the servers: it is observed with one server, and then run with two and four.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and prints its figures"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, and prints its figures")]
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -136,10 +136,10 @@ fn a_daemon_waits_for_its_controller_and_takes_its_index_from_the_scheduler() {
     assert!(waiting.wait().unwrap().success());
     let slurm = ("SLURM_NODEID", "3");
     let kubernetes = ("JOB_COMPLETION_INDEX", "5");
-    let cases: [(&[&str], &[(&str, &str)], u32); 3] =
-        [(&[], &[slurm], 3), (&[], &[kubernetes], 5), (&["--index", "1"], &[slurm, kubernetes], 1)];
+    let given = ["--index", "1"];
+    let cases = [(&[][..], vec![slurm], 3), (&[], vec![kubernetes], 5), (&given, vec![slurm, kubernetes], 1)];
     for (arguments, variables, index) in cases {
-        let mut running = daemon(arguments, variables).spawn().unwrap();
+        let mut running = daemon(arguments, &variables).spawn().unwrap();
         assert_eq!(listener.accept(soon()).unwrap().index(), index);
         assert!(running.wait().unwrap().success());
     }

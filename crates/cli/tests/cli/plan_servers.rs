@@ -1,5 +1,11 @@
 //! `rloom plan` for runs whose rollouts come from inference servers: stand-ins whose times it does not know.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and a measurement prints its figures"
+)]
+
 use std::time::Duration;
 
 use serde_json::Value;
