@@ -8,6 +8,7 @@
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
+    clippy::exit,
     reason = "it prints its measurements, and ends by panicking"
 )]
 
@@ -145,7 +146,7 @@ fn serve(connection: &Connection, is_first: bool) {
                 for tensor in &frame.tensors {
                     let Some(index) = tensor.name.strip_suffix(".rows") else { continue };
                     trained.insert(index.to_owned(), json!({ "tokens": tensor.shape[0], "skipped": 0 }));
-                    let count = tensor.shape[0] as usize;
+                    let count = tensor.shape[0];
                     let (logprob, entropy) = (vec![LOGPROB; count], vec![1.0; count]);
                     let scores = TokenScores { logprob, entropy, ..TokenScores::default() };
                     let grad = loss.evaluate(index.parse().unwrap(), &scores).unwrap();
@@ -157,7 +158,7 @@ fn serve(connection: &Connection, is_first: bool) {
             "score" => {
                 for tensor in &frame.tensors {
                     let Some(index) = tensor.name.strip_suffix(".rows") else { continue };
-                    let count = tensor.shape[0] as usize;
+                    let count = tensor.shape[0];
                     for (name, scores) in [
                         ("logprob", vec![LOGPROB; count]),
                         ("entropy", vec![1.0; count]),
