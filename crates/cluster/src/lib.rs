@@ -49,7 +49,6 @@ pub use error::ClusterError;
 pub use exit::Exit;
 pub use listener::NodeListener;
 pub use local::LocalOptions;
-pub use local_node::LocalNode;
 pub use machines::{JoinStatus, Machines, Member};
 pub use mirror::{
     MirrorCopy, MirrorFile, MirrorLease, MirrorOrder, MirrorSettings, MirrorSource, MirrorWeights, Mirrors,

@@ -8,14 +8,14 @@ use crate::node::Node;
 
 /// The node of this machine. Its daemon is launched when it is first needed, and again after it was lost. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct LocalNode {
+pub(crate) struct LocalNode {
     options: Arc<LocalOptions>,
     current: Arc<Mutex<Option<Node>>>,
 }
 
 impl LocalNode {
     /// A node that is not launched yet.
-    pub fn new(options: LocalOptions) -> Self {
+    pub(crate) fn new(options: LocalOptions) -> Self {
         Self { options: Arc::new(options), current: Arc::default() }
     }
 
@@ -26,7 +26,7 @@ impl LocalNode {
     }
 
     /// The node with a daemon that was not lost so far.
-    pub fn get(&self) -> Result<Node, ClusterError> {
+    pub(crate) fn get(&self) -> Result<Node, ClusterError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(node) = current.as_ref().filter(|node| !node.is_lost()) {
             return Ok(node.clone());

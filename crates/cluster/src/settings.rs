@@ -26,6 +26,9 @@ pub struct ClusterSettings {
     /// Time until another daemon takes the place of a lost one, in seconds. After that, servers of the lost machine start on
     /// other machines, and ranks end the run.
     pub replace_seconds: f64,
+    /// Passes new weights from machine to machine as compressed differences to the last version, where those are smaller.
+    /// Saves bytes of slow networks, and costs processor time on fast ones.
+    pub delta: bool,
     /// GPUs of each machine that are reserved for the run. Default: all that a daemon finds; with Ray none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus_per_node: Option<usize>,
@@ -92,6 +95,7 @@ impl Default for ClusterSettings {
             bind: LOOPBACK.to_owned(),
             join_seconds: 600.0,
             replace_seconds: 120.0,
+            delta: false,
             gpus_per_node: None,
             cpus_per_node: None,
             address: None,

@@ -68,11 +68,47 @@ fn missing_nodes_are_named() {
     let message = format!("1 of 2 node daemons connected to {address} within 8 s; missing: node 1");
     assert!(failed.stderr.contains(&message), "{}", failed.stderr);
     assert!(failed.stderr.contains("has index 7, and the run has 2 machines"), "{}", failed.stderr);
+    let hint = "start `rloom node --controller HOST:PORT --index N` on the missing machines with the `RLOOM_TOKEN` of the run, or raise \
+                `cluster.join_seconds`";
+    // That of `ClusterError::NodesMissing`; the test above follows it.
+    assert_eq!(failed.hints(), [hint]);
     assert_eq!((wait(one).0, wait(refused).0), (Some(0), Some(0)));
     // Without a token no daemon could connect.
     let mut command = sandbox.command(&["train", "tiny.toml", "two-nodes.toml"]);
     let failed = sandbox.finished(&command.env_remove("RLOOM_TOKEN").output().unwrap());
     assert!(failed.stderr.contains("the environment variable RLOOM_TOKEN is not set"), "{}", failed.stderr);
+}
+
+#[test]
+fn ray_needs_an_interpreter() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY);
+    let ray = |python: &str| {
+        let python = format!("cluster.python={python}");
+        let all = ["--set", "cluster.launcher=ray", "--set", "cluster.join_seconds=60", "--set", &python];
+        sandbox.run(&[&["train", "tiny.toml"][..], &all].concat())
+    };
+    let missing = ray("no-such-python");
+    assert_eq!(missing.code, Some(1), "{}", missing.text());
+    assert!(missing.stderr.contains("could not start `no-such-python -m rloom.ray`"), "{}", missing.stderr);
+    assert_eq!(
+        missing.hints(),
+        ["set `cluster.python` to the interpreter of an environment with `rloom[ray]`"]
+    );
+    // The hint of `ClusterError::LaunchRay`. An interpreter of which the launcher is not part:
+    sandbox.write("python", "#!/bin/sh\necho 'No module named rloom' >&2\nexit 1\n");
+    let path = sandbox.path("python");
+    assert!(std::process::Command::new("chmod").arg("+x").arg(&path).status().unwrap().success());
+    let without = ray(&path.display().to_string());
+    assert!(without.stderr.contains("has ended: No module named rloom"), "{}", without.stderr);
+    // One that starts a daemon, as Ray does, and ends when its input is closed.
+    let script = format!(
+        "#!/bin/sh\n{} node --controller \"$4\" --index 0 &\ncat > /dev/null\n",
+        env!("CARGO_BIN_EXE_rloom")
+    );
+    sandbox.write("python", &script);
+    let started = ray(&path.display().to_string());
+    assert_eq!(started.code, Some(0), "{}", started.text());
 }
 
 #[test]

@@ -95,8 +95,8 @@ mod tests {
         let loss = LossStep::new(objective, GlobalCounts::default(), &inputs);
         let of_group = |group| loss_of_group(&loss, group, 2);
         assert_eq!((of_group(0).counts, of_group(0).inputs.len()), (loss.counts, 5));
-        for index in 0..5 {
-            assert_eq!(of_group(index % 2).inputs[index], inputs[index]);
+        for (index, own) in inputs.iter().enumerate() {
+            assert_eq!(&of_group(index % 2).inputs[index], own);
             assert_eq!(of_group(1 - index % 2).inputs[index], LossInputs::default());
         }
         let bytes = |loss: &LossStep<'_>| loss.to_bytes().unwrap().len();

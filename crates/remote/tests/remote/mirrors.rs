@@ -5,13 +5,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rloom_cluster::{MirrorSettings, Mirrors, Reach};
+use rloom_cluster::{MirrorSettings, Mirrors};
 use rloom_core::OnUpdate;
 use rloom_engine::{PublishedPolicy, PublishedWeights, RolloutEngine, generate_all};
 use rloom_remote::{Localized, ReplicaPool, Restart, Server, ServerMirrors, ServerProcess};
 use tokio::time::Instant;
 
-use crate::processes::{command, node, pool, server_at};
+use crate::processes::{command, host, machines, pool, server_at};
 use crate::stand_in::StandIn;
 use crate::support::{Trainer, check, request, run};
 
@@ -102,16 +102,15 @@ fn weights_that_a_host_refuses_are_not_loaded() {
 #[test]
 fn a_server_that_is_restarted_loads_the_copy_of_its_node() {
     for always in [true, false] {
-        let (node, trainer, pool) = (node(), Trainer::new(), pool(5));
+        let (machines, trainer, pool) = (machines(), Trainer::new(), pool(5));
         let place = tempfile::tempdir().unwrap();
         let copies = || std::fs::read_dir(place.path()).unwrap().count();
-        let soon = std::time::Instant::now() + Duration::from_mins(1);
-        let port = node.get().unwrap().free_port(Reach::Loopback, soon).unwrap();
-        let server = || Server::vllm(&format!("http://127.0.0.1:{port}")).unwrap();
+        let (host, port, url) = host(&machines);
+        let server = || Server::vllm(&url).unwrap();
         let places = vec![place.path().to_owned()];
         let mirrors = Mirrors::new(MirrorSettings { places, ..MirrorSettings::default() });
         let (name, startup) = ("replica 0".to_owned(), Duration::from_mins(2));
-        let process = ServerProcess::new(node.clone(), name, command(port, "serve"), server(), startup, None);
+        let process = ServerProcess::new(host, name, command("serve"), server(), startup, None);
         let process = process.with_mirrors(ServerMirrors { mirrors, always, has_digests: false });
         pool.join_managed(server(), Arc::new(process));
         let published = trainer.main(1);
@@ -125,7 +124,7 @@ fn a_server_that_is_restarted_loads_the_copy_of_its_node() {
         let pid = server_at(port).to_string();
         assert!(std::process::Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
         generate(&pool, &trainer);
-        drop((pool, node));
+        drop((pool, machines));
         assert_eq!(copies(), 0, "the daemon has removed its copies");
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalNode, LocalOptions, Program, Reach};
+use rloom_cluster::{LocalOptions, Machines, Program};
 use rloom_core::OnUpdate;
 use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
-use rloom_remote::{ReplicaPool, Restart, Server, ServerCommand, ServerProcess};
+use rloom_remote::{CommandOfPort, ReplicaPool, Restart, Server, ServerCommand, ServerHost, ServerProcess};
 
 use crate::stand_in::{Protocol, StandIn};
 use crate::support::{LIMITS, Trainer, check, request, run, settings, timings};
@@ -90,36 +90,43 @@ fn a_process_that_fails_to_start_is_given_up() {
     assert_eq!(started.starts.load(Ordering::Relaxed), 3);
 }
 
-pub(crate) fn node() -> LocalNode {
+pub(crate) fn machines() -> Machines {
     let Program { path, arguments } = crate::this();
     let script = format!("RLOOM_TEST_CONTROLLER=$2 exec {} {} node", path.display(), arguments.join(" "));
     let program = Program { path: "sh".into(), arguments: vec!["-c".to_owned(), script] };
-    LocalNode::new(LocalOptions { program, ..LocalOptions::default() })
+    Machines::local(LocalOptions { program, ..LocalOptions::default() })
 }
 
-pub(crate) fn command(port: u16, mode: &str) -> ServerCommand {
-    ServerCommand {
-        program: std::env::current_exe().unwrap(),
-        arguments: [crate::this().arguments, vec!["processes::server".to_owned()]].concat(),
-        environment: [("RLOOM_TEST_PORT", port.to_string()), ("RLOOM_TEST_MODE", mode.to_owned())]
-            .map(|(name, value)| (name.to_owned(), value))
-            .into(),
-    }
+pub(crate) fn command(mode: &'static str) -> Box<CommandOfPort> {
+    Box::new(move |port| {
+        Ok(ServerCommand {
+            program: std::env::current_exe().unwrap(),
+            arguments: [crate::this().arguments, vec!["processes::server".to_owned()]].concat(),
+            environment: [("RLOOM_TEST_PORT", port.to_string()), ("RLOOM_TEST_MODE", mode.to_owned())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        })
+    })
+}
+
+/// A port for a server of this machine, and its address.
+pub(crate) fn host(machines: &Machines) -> (ServerHost, u16, String) {
+    let host = ServerHost::new(machines.clone(), 0, true).unwrap();
+    let url = host.url();
+    (host, url.rsplit(':').next().unwrap().parse().unwrap(), url)
 }
 
 #[test]
 fn a_daemon_starts_servers_and_ends_them() {
-    let (node, trainer) = (node(), Trainer::new());
+    let (machines, trainer) = (machines(), Trainer::new());
     let pool = pool(5);
     let mut urls = Vec::new();
     for replica in 0..2 {
-        let port =
-            node.get().unwrap().free_port(Reach::Loopback, Instant::now() + Duration::from_mins(1)).unwrap();
-        let url = format!("http://127.0.0.1:{port}");
+        let (host, port, url) = host(&machines);
         let process = ServerProcess::new(
-            node.clone(),
+            host,
             format!("replica {replica}"),
-            command(port, "serve"),
+            command("serve"),
             Server::vllm(&url).unwrap(),
             Duration::from_mins(2),
             None,
@@ -131,7 +138,7 @@ fn a_daemon_starts_servers_and_ends_them() {
     let requests: Vec<_> = (0..8).map(|sample| request(0, sample, 20)).collect();
     let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
     requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
-    drop((pool, node));
+    drop((pool, machines));
     let deadline = Instant::now() + Duration::from_mins(1);
     for url in urls {
         while std::net::TcpStream::connect(&url).is_ok() {
@@ -168,16 +175,13 @@ pub(crate) fn server_at(port: u16) -> u32 {
 #[cfg(target_os = "linux")]
 #[test]
 fn servers_of_a_lost_daemon_are_started_again_by_another() {
-    let (node, trainer, pool) = (node(), Trainer::new(), pool(5));
-    let port =
-        node.get().unwrap().free_port(Reach::Loopback, Instant::now() + Duration::from_mins(1)).unwrap();
-    let url = format!("http://127.0.0.1:{port}");
-    let command = command(port, "serve");
+    let (machines, trainer, pool) = (machines(), Trainer::new(), pool(5));
+    let (host, port, url) = host(&machines);
     let server = || Server::vllm(&url).unwrap();
     let process = ServerProcess::new(
-        node.clone(),
+        host,
         "replica 0".to_owned(),
-        command,
+        command("serve"),
         server(),
         Duration::from_mins(2),
         None,
@@ -205,17 +209,18 @@ fn servers_of_a_lost_daemon_are_started_again_by_another() {
 fn the_end_of_the_output_is_quoted_and_all_of_it_kept() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("logs/replica-0.log");
-    let node = node();
+    let machines = machines();
+    let (host, _, url) = host(&machines);
     let process = ServerProcess::new(
-        node.clone(),
+        host,
         "replica 0".to_owned(),
-        command(1, "fail"),
-        Server::vllm("http://127.0.0.1:1").unwrap(),
+        command("fail"),
+        Server::vllm(&url).unwrap(),
         Duration::from_mins(2),
         Some(log.clone()),
     );
     let pool = pool(1);
-    pool.join_managed(Server::vllm("http://127.0.0.1:1").unwrap(), Arc::new(process));
+    pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process));
     let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("a server that cannot start"), "{error}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::{ClusterError, JoinStatus, Machines, Mirrors, NodeOffer};
+use rloom_cluster::{ClusterError, JoinStatus, Machines, MirrorSettings, Mirrors, NodeOffer};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -425,7 +425,9 @@ fn mirrors(config: &Config) -> ServerMirrors {
         stage.algorithm.critic.as_ref().is_some_and(|critic| critic.backbone == Backbone::Shared)
     };
     let has_digests = !config.stages.iter().any(shares_backbone);
-    ServerMirrors { mirrors: Mirrors::default(), always: false, has_digests }
+    let delta = config.cluster.as_ref().is_some_and(|cluster| cluster.delta);
+    let mirrors = Mirrors::new(MirrorSettings { delta, ..MirrorSettings::default() });
+    ServerMirrors { mirrors, always: false, has_digests }
 }
 
 /// Interpreter of an engine's processes.

@@ -61,6 +61,8 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("HubError::Status", "crates/hub/tests/hub/hints.rs", "of_transfers"),
     ("HubError::Subset", "crates/hub/tests/hub/hints.rs", "of_data_sets"),
     ("HubError::Unreachable", "crates/hub/tests/hub/hints.rs", "of_models"),
+    ("ClusterError::NodesMissing", "crates/cli/tests/cli/cluster.rs", "missing_nodes_are_named"),
+    ("ClusterError::LaunchRay", "crates/cli/tests/cli/cluster.rs", "ray_needs_an_interpreter"),
     ("InstallError::Busy", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
     ("InstallError::Create", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
     ("InstallError::NeedsGpu", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
@@ -139,6 +141,7 @@ pub(super) const DESCRIPTIONS: &[(&str, &str)] = &[
 #[rustfmt::skip] // a table
 pub(super) const UNTESTED: &[(&str, &str)] = &[
     ("BatchError::TooLong", "prompts are measured before a stage starts, with the hints of `PromptError`"),
+    ("ClusterError::NotShared", "needs a machine that does not see a folder"),
     ("DataError::NoHeldOut", "the configuration is refused first"),
     ("DataError::ParquetRow", "asks for another file, as `DataError::Parquet`"),
     ("DataError::ParquetSizes", "asks for another file, as `DataError::Parquet`"),
