@@ -12,5 +12,6 @@
 
 mod deaths;
 mod methods;
+mod nodes;
 mod run;
 mod servers;
