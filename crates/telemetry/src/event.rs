@@ -450,7 +450,7 @@ mod tests {
         assert!(kinds.iter().all(|kind| kind["description"].is_string()), "{schema:#}");
         let names: Vec<&str> =
             kinds.iter().map(|kind| kind["properties"]["event"]["const"].as_str().unwrap()).collect();
-        assert_eq!(names.len(), 16);
+        assert_eq!(names.len(), 18);
         assert!(names.contains(&"run_started") && names.contains(&"group_ended"));
     }
 }

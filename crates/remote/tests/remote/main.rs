@@ -19,6 +19,7 @@ mod faults;
 mod fields;
 mod gang;
 mod live;
+mod machines;
 mod measures;
 mod mirrors;
 mod pool;
@@ -38,13 +39,15 @@ fn this() -> Program {
 #[test]
 #[ignore = "started by other tests"]
 fn node() {
+    let index = std::env::var("RLOOM_TEST_INDEX").ok();
     let _ = daemon::run(&Daemon {
         controller: std::env::var("RLOOM_TEST_CONTROLLER").unwrap(),
         token: Token::from_environment().unwrap(),
-        index: 0,
+        index: index.as_ref().map_or(0, |index| index.parse().unwrap()),
         program: this(),
         options: Options::default(),
-        wait: std::time::Duration::ZERO,
+        // One with an index may come before its controller listens.
+        wait: std::time::Duration::from_mins(u64::from(index.is_some())),
         on_wait: |_| {},
     });
 }
