@@ -15,6 +15,7 @@ mod offline;
 mod plan;
 mod plan_servers;
 mod runs;
+mod scale;
 mod soak;
 #[expect(
     dead_code,

@@ -14,7 +14,7 @@ use crate::stand_in::StandIn;
 use crate::stand_in::model::mix;
 use crate::support::{Sandbox, TINY};
 
-const RECIPE: &str = r#"
+pub(crate) const RECIPE: &str = r#"
 [run]
 seed = 3
 threads = 1
