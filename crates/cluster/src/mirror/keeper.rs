@@ -99,7 +99,7 @@ impl Keeper {
         }
     }
 
-    /// Ends what goes on, and removes all copies.
+    /// Ends copying in progress, and removes all copies.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + ENDING;
@@ -329,7 +329,7 @@ mod tests {
         Keeper { create: Box::new(create), ..Arc::into_inner(keeper).unwrap() }
     }
 
-    /// Copies a folder with one file, to which a byte is added during so many attempts.
+    /// Copies a folder with one file, to which a byte is added during each of the first `changes` attempts.
     fn copy_while_it_changes(changes: u32) -> (Result<MirrorCopy, MirrorFailure>, u32) {
         let (share, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let source = share.path().join("config.json");

@@ -139,7 +139,7 @@ fn the_share_is_read_once_and_deltas_follow() {
     for home in cluster.homes() {
         assert_eq!(fs::metadata(home).unwrap().permissions().mode() & 0o777, 0o700);
     }
-    // Whoever asks again gets the same copy.
+    // A second request gets the same copy.
     let (lease, copy) = mirrors.copy_with(&cluster.nodes[0], &cluster.publish("v1", 1), soon()).unwrap();
     assert_eq!((lease.path(), copy), (first[0].path.as_path(), None));
     drop(lease);

@@ -161,7 +161,7 @@ pub(super) struct State {
     /// A change of requests that a task may wait for: the last one of a replica that is to do something else then, or one
     /// that the caller aborts.
     pub(super) is_awaited: bool,
-    /// Times that nobody has taken yet.
+    /// Times that have not been taken yet.
     pub(super) times: TimesLog,
     /// Error of all requests, once the pool has ended.
     pub(super) end: Option<RolloutError>,
