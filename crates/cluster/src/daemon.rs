@@ -1,6 +1,8 @@
 //! The node daemon: starts processes for the controller, and ends them when the controller is gone.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use crate::message::{GuardCommand, NodeCommand, NodeEvent};
 use crate::mirror::Keeper;
 use crate::offer;
 use crate::ports::Ports;
-use crate::relay::{Dialer, Outcome};
+use crate::relay::{Dialer, Outcome, connect_near};
 use crate::small_file::Reads;
 use crate::spec::{ProcessSpec, Program};
 
@@ -55,6 +57,7 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     let dialer = Dialer::new(connection.peer().address, daemon.token.clone(), daemon.options);
     let processes = Arc::new(Processes {
         program: daemon.program.clone(),
+        lease: daemon.options.lease,
         ports: Ports::new(address),
         mirror: Keeper::new(daemon.token.clone(), daemon.options, daemon.index, address),
         reads: Reads::default(),
@@ -68,9 +71,10 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     let commands = std::thread::Builder::new().name("commands".to_owned());
     commands.spawn(move || following.follow_all()).map_err(|source| ClusterError::Launch { source })?;
     let error = loop {
-        if let Some(error) = processes.connection.wait_failed(Instant::now() + Duration::from_mins(1)) {
+        if let Some(error) = processes.connection.wait_failed(Instant::now() + daemon.options.beat) {
             break error;
         }
+        processes.beat();
     };
     processes.end();
     processes.mirror.end();
@@ -115,6 +119,8 @@ fn first_connection(daemon: &Daemon) -> Result<Connection, WireError> {
 /// The running processes by number, and what commands need.
 struct Processes {
     program: Program,
+    /// Longest silence of the daemon that guards bear.
+    lease: Duration,
     ports: Ports,
     mirror: Arc<Keeper>,
     reads: Reads,
@@ -147,7 +153,7 @@ impl Processes {
     fn follow(self: &Arc<Self>, frame: &Frame) {
         let job = frame.job;
         match frame.parse() {
-            Ok(NodeCommand::Start(spec)) => self.start(job, spec),
+            Ok(NodeCommand::Start { spec, stdio }) => self.start(job, spec, stdio),
             Ok(NodeCommand::Stop { process, grace_ms }) => {
                 self.send(process, &GuardCommand::Stop { grace_ms });
             }
@@ -164,15 +170,7 @@ impl Processes {
             }
             Ok(NodeCommand::Describe) => self.answer(job, self.describe()),
             Ok(NodeCommand::Relay { connection, port }) => {
-                let this = Arc::clone(self);
-                let report = move |outcome| {
-                    let event = match outcome {
-                        Outcome::Refused => NodeEvent::NotRelayed { connection },
-                        Outcome::Ended => NodeEvent::RelayEnded { connection },
-                    };
-                    this.report(0, &event);
-                };
-                self.dialer.start(connection, port, report);
+                self.dialer.start(connection, move || connect_near(port), self.outcome(connection));
             }
             Ok(NodeCommand::ReadFile { path }) => {
                 let this = Arc::clone(self);
@@ -194,7 +192,19 @@ impl Processes {
         offer::describe(local).map(NodeEvent::Described)
     }
 
-    fn start(self: &Arc<Self>, job: u64, spec: ProcessSpec) {
+    /// Reports what becomes of a relayed connection.
+    fn outcome(self: &Arc<Self>, connection: u32) -> impl Fn(Outcome) + Clone + Send + 'static {
+        let this = Arc::clone(self);
+        move |outcome| {
+            let event = match outcome {
+                Outcome::Refused => NodeEvent::NotRelayed { connection },
+                Outcome::Ended => NodeEvent::RelayEnded { connection },
+            };
+            this.report(0, &event);
+        }
+    }
+
+    fn start(self: &Arc<Self>, job: u64, spec: ProcessSpec, stdio: Option<u32>) {
         let reporting = Arc::clone(self);
         let report = move |event: NodeEvent| {
             if !matches!(event, NodeEvent::Started { .. }) {
@@ -203,14 +213,26 @@ impl Processes {
             }
             reporting.report(job, &event);
         };
+        let streams = match stdio.map(|_| UnixStream::pair()).transpose() {
+            Ok(streams) => streams,
+            Err(error) => {
+                let reason = format!("its standard input and output could not be opened: {error}");
+                return self.report(job, &NodeEvent::NotStarted { reason });
+            }
+        };
+        let (near, of_program) = streams.unzip();
         // Locked until the process is listed: it may end at once.
         let mut running = self.running();
         if running.is_over {
             return;
         }
-        match Guarded::start(&self.program, spec, report) {
+        match Guarded::start(&self.program, spec, of_program.map(OwnedFd::from), self.lease, report) {
             Ok(guarded) => {
                 running.guarded.insert(job, Arc::new(guarded));
+                drop(running);
+                if let Some((connection, near)) = stdio.zip(near) {
+                    self.dialer.start(connection, move || Ok(near), self.outcome(connection));
+                }
             }
             Err(error) => {
                 drop(running);
@@ -237,6 +259,13 @@ impl Processes {
     fn report(&self, job: u64, event: &NodeEvent) {
         if let Ok(frame) = Frame::of(0, job, event) {
             let _ = self.connection.send(&frame, Instant::now() + SENDING);
+        }
+    }
+
+    /// Shows all guards that this process watches the controller.
+    fn beat(&self) {
+        for guarded in self.running().guarded.values() {
+            guarded.beat();
         }
     }
 

@@ -1,13 +1,14 @@
 //! The daemon's side of a guard.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rloom_wire::TOKEN_VARIABLE;
@@ -20,6 +21,8 @@ use crate::message::{GuardCommand, GuardEvent, NodeEvent};
 use crate::spec::{ProcessSpec, Program};
 use crate::tail::Tail;
 
+/// Time by which a guard's lease is longer than that of the daemon, which ends its processes itself if it can.
+const LEASE_BEYOND: Duration = Duration::from_secs(2);
 /// Wait for the rest of the output after the exit.
 const REST: Duration = Duration::from_secs(1);
 
@@ -31,15 +34,20 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Starts a guard and its program. `report` is called in a thread; its last event is `NotStarted` or `Exited`.
+    /// Starts a guard and its program, whose standard input and output are `stdio` if there is one. `report` is called in a
+    /// thread; its last event is `NotStarted` or `Exited`. The guard expects beats within the lease.
     pub(crate) fn start(
         this: &Program,
         spec: ProcessSpec,
+        stdio: Option<OwnedFd>,
+        lease: Duration,
         report: impl Fn(NodeEvent) + Send + 'static,
     ) -> io::Result<Self> {
         let (socket, end_of_guard) = UnixStream::pair()?;
         let mut command = this.command(guard::COMMAND);
-        command.stdin(OwnedFd::from(end_of_guard)).stdout(Stdio::null()).stderr(Stdio::piped());
+        let is_relayed = stdio.is_some();
+        command.stdin(OwnedFd::from(end_of_guard)).stdout(stdio.map_or_else(Stdio::null, Stdio::from));
+        command.stderr(Stdio::piped());
         let mut child = command.env_remove(TOKEN_VARIABLE).process_group(0).spawn()?;
         // Closes this process's copy of the guard's end of the socket pair.
         drop(command);
@@ -47,7 +55,8 @@ impl Guarded {
         let watch = || {
             let pipe = child.stderr.take().ok_or(io::ErrorKind::BrokenPipe)?;
             let output = Tail::follow(pipe, log.as_deref().map(LogFile::append))?;
-            lines::write(&socket, &GuardCommand::Start(spec))?;
+            let lease_ms = (lease + LEASE_BEYOND).as_millis() as u64;
+            lines::write(&socket, &GuardCommand::Start { spec, is_relayed, lease_ms })?;
             Ok::<_, io::Error>((output, Lines::new(socket.try_clone()?)))
         };
         let (output, events) = match watch() {
@@ -66,6 +75,17 @@ impl Guarded {
 
     pub(crate) fn send(&self, command: &GuardCommand) -> io::Result<()> {
         lines::write(&self.socket, command)
+    }
+
+    /// Shows the guard that the daemon watches its controller. A guard that reads nothing is left out: it never blocks the
+    /// daemon, and commands keep their room in the socket.
+    pub(crate) fn beat(&self) {
+        let mut events = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
+        let is_writable = poll(&mut events, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
+        if is_writable {
+            // One that has ended is reported by its thread.
+            let _ = self.send(&GuardCommand::Beat);
+        }
     }
 
     /// The end of the output so far.

@@ -41,6 +41,8 @@ enum Kind {
 struct Joined {
     shared: Arc<Shared>,
     address: SocketAddr,
+    /// Number of the first machines that engines may use.
+    engines: usize,
     /// Wait for the replacement of a lost daemon.
     replace: Duration,
     accepting: Option<JoinHandle<()>>,
@@ -114,7 +116,7 @@ impl Machines {
             Launcher::Ray => Some(RayLauncher::start(settings, address, &token)?),
             Launcher::Local | Launcher::Wait => None,
         };
-        let members = Members { nodes: vec![None; settings.nodes], refused: Vec::new() };
+        let members = Members { nodes: vec![None; settings.machines()], refused: Vec::new() };
         let shared = Arc::new(Shared {
             members: Mutex::new(members),
             changed: Condvar::new(),
@@ -126,6 +128,7 @@ impl Machines {
         let joined = Joined {
             shared,
             address,
+            engines: settings.nodes,
             replace: Duration::from_secs_f64(settings.replace_seconds),
             accepting: Some(thread.map_err(|source| ClusterError::Launch { source })?),
             ray,
@@ -162,23 +165,33 @@ impl Machines {
     pub fn node(&self, machine: usize) -> Result<Node, ClusterError> {
         match &*self.0 {
             Kind::Local(local) => local.get(),
-            Kind::Joined(joined) => {
-                let deadline = Instant::now() + joined.replace;
-                let missing = || ClusterError::NotReplaced { machine, timeout: joined.replace };
-                joined.shared.until(deadline, |members| members.live(machine)).ok_or_else(missing)
-            }
+            Kind::Joined(joined) => joined.node(machine),
         }
     }
 
-    /// The daemon of a machine that is connected now, or of another machine.
+    /// The daemon of a machine that engines may use and that is connected now.
     pub fn any_node(&self) -> Option<(usize, Node)> {
         match &*self.0 {
             Kind::Local(local) => local.get().ok().map(|node| (0, node)),
             Kind::Joined(joined) => {
                 let members = joined.shared.lock();
-                (0..members.nodes.len()).find_map(|machine| Some((machine, members.live(machine)?)))
+                (0..joined.engines).find_map(|machine| Some((machine, members.live(machine)?)))
             }
         }
+    }
+
+    /// The first machine of `order` that is connected, with its daemon and host name; `None` if no machine is. Waits for one
+    /// at most as long as for the replacement of a daemon, while `goes_on`.
+    pub fn first_of(&self, order: &[usize], goes_on: &dyn Fn() -> bool) -> Option<(usize, Node, String)> {
+        let Kind::Joined(joined) = &*self.0 else { return None };
+        let deadline = Instant::now() + joined.replace;
+        let find = |members: &Members| {
+            let found = order.iter().find_map(|&machine| Some((machine, members.live(machine)?)));
+            let (machine, node) = found?;
+            let hostname = members.nodes[machine].as_ref()?.offer.hostname.clone();
+            Some(Some((machine, node, hostname)))
+        };
+        joined.shared.until(deadline, |members| find(members).or_else(|| (!goes_on()).then_some(None)))?
     }
 
     /// The processes that run on all machines.
@@ -230,6 +243,23 @@ impl Machines {
 }
 
 impl Joined {
+    /// The daemon of a machine, or the one that takes its place in time. Without its launcher, no other will.
+    fn node(&self, machine: usize) -> Result<Node, ClusterError> {
+        let deadline = Instant::now() + self.replace;
+        loop {
+            let now = Instant::now();
+            if let Some(node) = self.shared.until(deadline.min(now + LOOK), |members| members.live(machine)) {
+                return Ok(node);
+            }
+            if let Some(ray) = &self.ray {
+                ray.check()?;
+            }
+            if now >= deadline {
+                return Err(ClusterError::NotReplaced { machine, timeout: self.replace });
+            }
+        }
+    }
+
     fn wait_for_all(
         &self,
         settings: &ClusterSettings,
@@ -243,12 +273,12 @@ impl Joined {
             }
             let (missing, refused) = {
                 let members = self.shared.lock();
-                let missing = (0..settings.nodes).filter(|&machine| members.live(machine).is_none());
+                let missing = (0..settings.machines()).filter(|&machine| members.live(machine).is_none());
                 (missing.collect::<Vec<_>>(), members.refused.clone())
             };
             let status = JoinStatus {
-                joined: settings.nodes - missing.len(),
-                nodes: settings.nodes,
+                joined: settings.machines() - missing.len(),
+                nodes: settings.machines(),
                 pending: self.ray.as_ref().and_then(RayLauncher::pending),
             };
             if !observe(&status) {

@@ -13,8 +13,8 @@ use crate::spec::ProcessSpec;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NodeCommand {
-    /// Starts a process.
-    Start(ProcessSpec),
+    /// Starts a process. With `stdio`, its standard input and output are a connection with the role `relay` and that index.
+    Start { spec: ProcessSpec, stdio: Option<u32> },
     /// Asks a process to end, and kills its group after the grace period.
     Stop { process: u64, grace_ms: u64 },
     /// Sends a signal to the program alone.
@@ -66,8 +66,11 @@ pub(crate) enum NodeEvent {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GuardCommand {
-    /// Starts the program; the first command.
-    Start(ProcessSpec),
+    /// Starts the program; the first command. If its input and output are relayed, they are the guard's standard output. A
+    /// daemon that is silent for longer than the lease counts as gone.
+    Start { spec: ProcessSpec, is_relayed: bool, lease_ms: u64 },
+    /// Shows that the daemon watches its controller.
+    Beat,
     /// Sends SIGTERM to the group, and SIGKILL after the grace period.
     Stop { grace_ms: u64 },
     /// Sends a signal to the program.

@@ -1,7 +1,7 @@
 //! A node as the controller sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -68,6 +68,8 @@ struct State {
     running: BTreeMap<u64, (String, String, i32)>,
     /// Signals that end its relays.
     relays: Vec<Weak<Closing>>,
+    /// Standard input and output of processes.
+    streams: BTreeMap<u64, TcpStream>,
     lost: Option<WireError>,
 }
 
@@ -168,12 +170,49 @@ impl Node {
 
     /// Starts a process; returns once the program runs.
     pub fn start(&self, spec: &ProcessSpec, deadline: Instant) -> Result<Process, ClusterError> {
+        self.start_with(spec, None, deadline)
+    }
+
+    /// Starts a process whose standard input and output are a stream of this machine, which is closed when the node is lost.
+    pub fn start_relayed(
+        &self,
+        spec: &ProcessSpec,
+        deadline: Instant,
+    ) -> Result<(Process, TcpStream), ClusterError> {
+        let not_started = |reason: &str| {
+            let (node, process) = (self.name(), spec.name.clone());
+            ClusterError::NotStarted { node, process, reason: reason.to_owned() }
+        };
+        let Some(arrivals) = &self.shared().arrivals else {
+            return Err(not_started("its daemon, which this process has started, relays nothing"));
+        };
+        let closing = Arc::new(Closing::new().map_err(|source| ClusterError::Launch { source })?);
+        let expected = arrivals.expect();
+        let process = self.start_with(spec, Some(expected.number), deadline)?;
+        self.shared().until_lost(&closing).map_err(|lost| self.lost(lost))?;
+        match expected.wait(&closing, deadline.min(Instant::now() + RELAYING)) {
+            Some(stream) => {
+                let own = stream.try_clone().map_err(|source| ClusterError::Launch { source })?;
+                self.shared().keep(process.number(), own).map_err(|lost| self.lost(lost))?;
+                Ok((process, stream))
+            }
+            None => Err(not_started("its standard input and output did not arrive")),
+        }
+    }
+
+    fn start_with(
+        &self,
+        spec: &ProcessSpec,
+        stdio: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Process, ClusterError> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         self.shared().state().processes.insert(number, None);
         let operation = || format!("start {}", spec.name);
         // Ends the process if its start is not confirmed.
         let mut process = Process::new(self.clone(), number, spec.name.clone());
-        match self.request(number, &NodeCommand::Start(spec.clone()), operation, deadline)? {
+        let command = NodeCommand::Start { spec: spec.clone(), stdio };
+        match self.request(number, &command, operation, deadline)? {
             NodeEvent::Started { pid } => {
                 process.started(pid);
                 let mut state = self.shared().state();
@@ -243,14 +282,7 @@ impl Node {
         let closing = Arc::new(Closing::new().map_err(failed)?);
         let (shared, until) = (Arc::clone(&self.0.shared), Arc::clone(&closing));
         let serve = move |client| shared.relay(client, port, &arrivals, &until);
-        let mut state = self.shared().state();
-        if let Some(lost) = state.lost.clone() {
-            drop(state);
-            return Err(self.lost(lost));
-        }
-        state.relays.retain(|relay| relay.strong_count() > 0);
-        state.relays.push(Arc::downgrade(&closing));
-        drop(state);
+        self.shared().until_lost(&closing).map_err(|lost| self.lost(lost))?;
         Relay::start(listener, closing, serve).map_err(failed)
     }
 
@@ -317,6 +349,7 @@ impl Node {
         let mut state = self.shared().state();
         state.processes.remove(&process);
         state.running.remove(&process);
+        state.streams.remove(&process);
     }
 
     /// Sends a command and waits for its reply.
@@ -432,6 +465,27 @@ impl Shared {
         self.connection.send(&frame, deadline)
     }
 
+    /// Closes a relay when the node is lost.
+    fn until_lost(&self, closing: &Arc<Closing>) -> Result<(), WireError> {
+        let mut state = self.state();
+        if let Some(lost) = state.lost.clone() {
+            return Err(lost);
+        }
+        state.relays.retain(|relay| relay.strong_count() > 0);
+        state.relays.push(Arc::downgrade(closing));
+        Ok(())
+    }
+
+    /// Closes the stream of a process when the node is lost.
+    fn keep(&self, process: u64, stream: TcpStream) -> Result<(), WireError> {
+        let mut state = self.state();
+        if let Some(lost) = state.lost.clone() {
+            return Err(lost);
+        }
+        state.streams.insert(process, stream);
+        Ok(())
+    }
+
     /// Serves one connection of a relay.
     fn relay(&self, client: TcpStream, port: u16, arrivals: &Arc<Arrivals>, closing: &Closing) {
         let deadline = Instant::now() + RELAYING;
@@ -476,7 +530,11 @@ impl Shared {
         let mut state = self.state();
         state.lost = Some(error);
         let relays = std::mem::take(&mut state.relays);
+        let streams = std::mem::take(&mut state.streams);
         drop(state);
+        for stream in streams.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
         for relay in relays.iter().filter_map(Weak::upgrade) {
             relay.close();
         }

@@ -1,5 +1,6 @@
 //! A process on a node as the controller sees it.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -24,6 +25,10 @@ pub struct Process {
 impl Process {
     pub(crate) fn new(node: Node, number: u64, name: String) -> Self {
         Self { node, number, name, pid: 0 }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(crate) fn started(&mut self, pid: i32) {
@@ -58,6 +63,14 @@ impl Process {
     /// The end of its standard output and standard error so far.
     pub fn output(&self, deadline: Instant) -> Result<String, ClusterError> {
         self.node.output(self.number, &self.name, deadline)
+    }
+
+    /// Resident memory of the program in bytes, where the system tells it.
+    pub fn resident_memory(&self, deadline: Instant) -> Option<u64> {
+        let status = self.node.read_file(Path::new(&format!("/proc/{}/status", self.pid)), deadline).ok()?;
+        let status = String::from_utf8_lossy(&status);
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
     }
 
     /// Sends SIGTERM to the group, SIGKILL after the grace period, and waits for the end. No grace: SIGKILL at once.

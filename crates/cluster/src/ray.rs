@@ -73,6 +73,8 @@ impl RayLauncher {
             ("--address", settings.address.clone().unwrap_or_else(|| "auto".to_owned())),
             ("--cpus-per-node", settings.cpus_per_node.unwrap_or(1).to_string()),
             ("--gpus-per-node", settings.gpus_per_node.unwrap_or(0).to_string()),
+            ("--cpu-nodes", settings.cpu_nodes.to_string()),
+            ("--cpus-per-cpu-node", settings.cpus_per_cpu_node.unwrap_or(1).to_string()),
             ("--timeout", settings.join_seconds.to_string()),
         ] {
             command.args([name, &value]);

@@ -35,6 +35,11 @@ pub struct ClusterSettings {
     /// Processor cores of each machine that are reserved for the run. Default: all that a daemon finds; with Ray one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus_per_node: Option<usize>,
+    /// Number of further machines for the processes of rewards and environments. Engines do not use them.
+    pub cpu_nodes: usize,
+    /// Processor cores of each of these further machines. Default: all that a daemon finds; with Ray one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus_per_cpu_node: Option<usize>,
     /// Ray: address of the cluster. `"auto"` is the one that the command runs in or that this machine belongs to, `"local"`
     /// starts one on this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,6 +103,8 @@ impl Default for ClusterSettings {
             delta: false,
             gpus_per_node: None,
             cpus_per_node: None,
+            cpu_nodes: 0,
+            cpus_per_cpu_node: None,
             address: None,
             placement: None,
             python: None,
@@ -123,6 +130,11 @@ impl ClusterSettings {
     /// Keys that only Ray reads.
     pub const RAY_KEYS: [&str; 3] = ["address", "placement", "python"];
 
+    /// Number of machines, those for rewards and environments included.
+    pub fn machines(&self) -> usize {
+        self.nodes + self.cpu_nodes
+    }
+
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), InvalidKey> {
         let refuse = |key, value: String, expected: &str| {
@@ -136,6 +148,14 @@ impl ClusterSettings {
                 "1 with `launcher = \"local\"`; \"ray\" and \"wait\" start runs on several machines";
             return refuse("nodes", self.nodes.to_string(), expected);
         }
+        if self.cpu_nodes > MAX_NODES {
+            return refuse("cpu_nodes", self.cpu_nodes.to_string(), "from 0 to 4096");
+        }
+        if self.launcher == Launcher::Local && self.cpu_nodes > 0 {
+            let expected =
+                "0 with `launcher = \"local\"`; \"ray\" and \"wait\" start runs on several machines";
+            return refuse("cpu_nodes", self.cpu_nodes.to_string(), expected);
+        }
         if split_port(&self.bind).is_none() {
             return refuse("bind", self.bind.clone(), "HOST:PORT, such as 0.0.0.0:7011");
         }
@@ -148,8 +168,12 @@ impl ClusterSettings {
                 return refuse(key, value.to_string(), "above 0 and at most 31536000 (a year)");
             }
         }
-        if self.cpus_per_node == Some(0) {
-            return refuse("cpus_per_node", "0".to_owned(), "at least 1");
+        for (key, cores) in
+            [("cpus_per_node", self.cpus_per_node), ("cpus_per_cpu_node", self.cpus_per_cpu_node)]
+        {
+            if cores == Some(0) {
+                return refuse(key, "0".to_owned(), "at least 1");
+            }
         }
         Ok(())
     }
@@ -185,6 +209,12 @@ mod tests {
         assert_eq!(key_of(ClusterSettings { nodes: 2, ..ClusterSettings::default() }), "nodes");
         assert_eq!(key_of(ClusterSettings { nodes: 0, ..wait.clone() }), "nodes");
         assert_eq!(key_of(ClusterSettings { join_seconds: f64::NAN, ..wait.clone() }), "join_seconds");
-        assert_eq!(key_of(ClusterSettings { cpus_per_node: Some(0), ..wait }), "cpus_per_node");
+        assert_eq!(key_of(ClusterSettings { cpus_per_node: Some(0), ..wait.clone() }), "cpus_per_node");
+        assert_eq!(key_of(ClusterSettings { cpu_nodes: 1, ..ClusterSettings::default() }), "cpu_nodes");
+        assert_eq!(key_of(ClusterSettings { cpu_nodes: 4097, ..wait.clone() }), "cpu_nodes");
+        let with_cpu_nodes = ClusterSettings { cpu_nodes: 3, ..wait };
+        assert_eq!((with_cpu_nodes.validate(), with_cpu_nodes.machines()), (Ok(()), 5));
+        let none = ClusterSettings { cpus_per_cpu_node: Some(0), ..with_cpu_nodes };
+        assert_eq!(key_of(none), "cpus_per_cpu_node");
     }
 }

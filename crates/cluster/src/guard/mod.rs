@@ -1,9 +1,13 @@
 //! A guard: the parent of one program, which ends with everything it started when the daemon is gone.
+//!
+//! Standard input and output of a relayed program are a socket, which the guard has as its own standard output until the
+//! program has it.
 
 mod children;
 mod memory;
 mod program;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -30,18 +34,23 @@ pub(crate) const COMMAND: &str = "guard";
 pub fn run(this: &Program) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut commands = Lines::new(socket.try_clone()?);
-    let Line::Value(GuardCommand::Start(spec)) = commands.next(None) else {
+    let Line::Value(GuardCommand::Start { spec, is_relayed, lease_ms }) = commands.next(None) else {
         return Ok(()); // The daemon died at once.
     };
     children::adopt(&spec.role);
     let oom_kills = memory::oom_kills();
-    let (child, report) = match program::start(this, &spec) {
+    let (child, report) = match program::start(this, &spec, is_relayed) {
         Ok(started) => started,
         Err(reason) => return lines::write(&socket, &GuardEvent::NotStarted { reason }),
     };
+    if is_relayed {
+        // The stream ends when the program closes it, not when the guard ends.
+        nix::unistd::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    }
     let group = Arc::new(Group::new(&child));
     let obeying = Arc::clone(&group);
-    std::thread::Builder::new().name("commands".to_owned()).spawn(move || obeying.obey(commands))?;
+    let obey = move || obeying.obey(commands, Duration::from_millis(lease_ms));
+    std::thread::Builder::new().name("commands".to_owned()).spawn(obey)?;
     if let Some(reason) = program::failure(report) {
         group.end(child);
         return lines::write(&socket, &GuardEvent::NotStarted { reason });
@@ -62,7 +71,7 @@ struct Group {
 struct State {
     /// The program has not been waited for, so its process id is its own.
     is_valid: bool,
-    /// The daemon asked it to stop, or is gone.
+    /// The daemon asked it to stop, is gone or is silent.
     is_stopped: bool,
 }
 
@@ -72,9 +81,11 @@ impl Group {
         Self { pid: Pid::from_raw(child.id() as i32), state: Mutex::new(state) }
     }
 
-    /// Follows the commands of the daemon.
-    fn obey(&self, mut commands: Lines) {
+    /// Follows the commands of the daemon. Stops the program without it: a daemon that is stopped or hangs cannot end the
+    /// program when the lease of the controller is over.
+    fn obey(&self, mut commands: Lines, lease: Duration) {
         let mut killed_at: Option<Instant> = None;
+        let mut heard = Instant::now();
         loop {
             let left = killed_at.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -82,7 +93,15 @@ impl Group {
                 killed_at = None;
                 continue;
             }
-            match commands.next(left) {
+            let command = commands.next(Some(left.unwrap_or(lease).min(lease)));
+            // Beats that arrived while this process was stopped have been read before the silence is judged.
+            if !matches!(command, Line::TimedOut) {
+                heard = Instant::now();
+            } else if heard.elapsed() >= lease {
+                self.stop(Signal::SIGKILL);
+                return;
+            }
+            match command {
                 Line::Value(GuardCommand::Stop { grace_ms: 0 }) => self.stop(Signal::SIGKILL),
                 Line::Value(GuardCommand::Stop { grace_ms }) => {
                     self.stop(Signal::SIGTERM);
@@ -93,8 +112,8 @@ impl Group {
                         let _ = kill(self.pid, signal);
                     }
                 }
-                Line::TimedOut => {}
-                Line::Closed | Line::Value(GuardCommand::Start(_)) => {
+                Line::Value(GuardCommand::Beat) | Line::TimedOut => {}
+                Line::Closed | Line::Value(GuardCommand::Start { .. }) => {
                     self.stop(Signal::SIGKILL);
                     return;
                 }

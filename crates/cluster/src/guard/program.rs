@@ -13,7 +13,11 @@ use crate::spec::{ProcessSpec, Program};
 const NOT_STARTED: i32 = 127;
 
 /// Starts the child. It writes the reason to the pipe if it cannot become the program.
-pub(super) fn start(this: &Program, spec: &ProcessSpec) -> Result<(Child, PipeReader), String> {
+pub(super) fn start(
+    this: &Program,
+    spec: &ProcessSpec,
+    is_relayed: bool,
+) -> Result<(Child, PipeReader), String> {
     if let Some(directory) = &spec.directory
         && !directory.is_dir()
     {
@@ -22,9 +26,12 @@ pub(super) fn start(this: &Program, spec: &ProcessSpec) -> Result<(Child, PipeRe
     let spawn = || {
         let (report, reporting) = io::pipe()?;
         let mut command = this.command(COMMAND);
-        command.arg(std::process::id().to_string()).arg("--").arg(&spec.program).args(&spec.arguments);
+        command.arg(std::process::id().to_string()).args(is_relayed.then_some("relayed"));
+        command.arg("--").arg(&spec.program).args(&spec.arguments);
         command.envs(&spec.environment).process_group(0).stdin(Stdio::from(reporting));
-        command.stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?));
+        if !is_relayed {
+            command.stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?));
+        }
         if let Some(directory) = &spec.directory {
             command.current_dir(directory);
         }
@@ -41,12 +48,13 @@ pub(super) fn failure(mut report: PipeReader) -> Option<String> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Turns this process, a child of the guard with process id `guard`, into a program. Does not return.
+/// Turns this process, a child of the guard with process id `guard`, into a program. The standard input of a relayed one is
+/// its standard output, a socket. Does not return.
 #[expect(clippy::exit, reason = "the process has nothing to clean up, and its standard input may be gone")]
-pub fn run(guard: u32, command_line: &[OsString]) {
+pub fn run(guard: u32, is_relayed: bool, command_line: &[OsString]) {
     // `exec` closes the pipe if it succeeds, and has replaced standard input if it fails.
     let pipe = io::stdin().as_fd().try_clone_to_owned();
-    let reason = replace(guard, command_line);
+    let reason = replace(guard, is_relayed, command_line);
     if let Ok(pipe) = pipe {
         let _ = PipeWriter::from(pipe).write_all(reason.as_bytes());
     }
@@ -54,7 +62,7 @@ pub fn run(guard: u32, command_line: &[OsString]) {
 }
 
 /// Becomes the program; returns the reason if that fails.
-fn replace(guard: u32, command_line: &[OsString]) -> String {
+fn replace(guard: u32, is_relayed: bool, command_line: &[OsString]) -> String {
     let Some((program, arguments)) = command_line.split_first() else {
         return "it has no command line".to_owned();
     };
@@ -64,6 +72,11 @@ fn replace(guard: u32, command_line: &[OsString]) -> String {
     if parent_id() != guard {
         return "its guard has ended".to_owned();
     }
-    let error = Command::new(program).args(arguments).stdin(Stdio::null()).exec();
+    let input = match is_relayed.then(|| io::stdout().as_fd().try_clone_to_owned()) {
+        Some(Ok(socket)) => Stdio::from(socket),
+        Some(Err(error)) => return format!("its standard input could not be opened: {error}"),
+        None => Stdio::null(),
+    };
+    let error = Command::new(program).args(arguments).stdin(input).exec();
     format!("`{}`: {error}", program.to_string_lossy())
 }

@@ -1,5 +1,6 @@
 //! The daemon's end of relays: one connection to the controller for each relayed one.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rloom_wire::{Identity, Options, Token, WireError, connect_stream};
 
-use crate::relay::{CONNECTIONS, Closing, ROLE, pump, thread};
+use crate::relay::{CONNECTIONS, Closing, Duplex, ROLE, pump, thread};
 
 /// Longest connection to a port of this node.
 const CONNECTING: Duration = Duration::from_secs(10);
@@ -27,6 +28,11 @@ pub(crate) enum Outcome {
     Ended,
 }
 
+/// Connects to a port of this node's loopback interface.
+pub(crate) fn connect_near(port: u16) -> io::Result<TcpStream> {
+    TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), CONNECTING)
+}
+
 /// Dials in for relayed connections.
 #[derive(Debug)]
 pub(crate) struct Dialer {
@@ -40,7 +46,7 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    pub(crate) fn new(controller: SocketAddr, token: Token, options: Options) -> std::io::Result<Self> {
+    pub(crate) fn new(controller: SocketAddr, token: Token, options: Options) -> io::Result<Self> {
         Ok(Self {
             controller,
             token,
@@ -52,12 +58,12 @@ impl Dialer {
         })
     }
 
-    /// Connects to `port` of this node and passes the bytes of the controller's connection on, in a thread. Reports what
+    /// Opens a stream of this node and passes the bytes of the controller's connection on to it, in a thread. Reports what
     /// the controller cannot see.
-    pub(crate) fn start(
+    pub(crate) fn start<S: Duplex>(
         self: &Arc<Self>,
         connection: u32,
-        port: u16,
+        open: impl FnOnce() -> io::Result<S> + Send + 'static,
         report: impl Fn(Outcome) + Clone + Send + 'static,
     ) {
         if self.running.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
@@ -66,7 +72,7 @@ impl Dialer {
         }
         let (this, failed) = (Arc::clone(self), report.clone());
         let relay = move || {
-            match this.open(connection, port) {
+            match open().ok().and_then(|near| Some((near, this.dial(connection).ok()?))) {
                 Some((near, far)) => pump(near, far, &this.closing, || {
                     report(Outcome::Ended);
                     true
@@ -84,11 +90,6 @@ impl Dialer {
     /// Closes all connections.
     pub(crate) fn close(&self) {
         self.closing.close();
-    }
-
-    fn open(&self, connection: u32, port: u16) -> Option<(TcpStream, TcpStream)> {
-        let near = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), CONNECTING).ok()?;
-        Some((near, self.dial(connection).ok()?))
     }
 
     fn dial(&self, connection: u32) -> Result<TcpStream, WireError> {

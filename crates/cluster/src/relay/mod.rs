@@ -11,6 +11,9 @@
 //! side, the loss of the node and the end of the relay reset the connection, so that a client never takes it for the end
 //! of a reply. The system closes the connections of a daemon that was killed as if they had ended: the daemon confirms each
 //! end of the program's direction over its own connection, and the controller passes the end on after that.
+//!
+//! Standard input and output of a program that is started so are relayed in the same way: the controller uses the connection
+//! itself.
 
 mod arrivals;
 mod closing;
@@ -29,8 +32,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub(crate) use arrivals::Arrivals;
 pub(crate) use closing::Closing;
-pub(crate) use dialer::{Dialer, Outcome};
-pub(crate) use pump::{pump, reset};
+pub(crate) use dialer::{Dialer, Outcome, connect_near};
+pub(crate) use pump::{Duplex, pump, reset};
 
 /// Role of a relayed connection in its handshake.
 pub(crate) const ROLE: &str = "relay";

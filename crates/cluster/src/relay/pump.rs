@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 
 use nix::libc::linger;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,9 +21,61 @@ const TURN: usize = 16;
 /// Interval at which the confirmation of an end is looked for.
 const CONFIRMING: u16 = 10;
 
+/// A socket that bytes are read from and written to.
+pub(crate) trait Duplex: AsFd + Send + 'static {
+    /// Sets it up for waits by `poll`.
+    fn prepare(&self) -> io::Result<()>;
+
+    /// Reads some bytes.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes some bytes.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Ends the direction that is written to.
+    fn end(&self) -> io::Result<()>;
+}
+
+impl Duplex for TcpStream {
+    fn prepare(&self) -> io::Result<()> {
+        self.set_nodelay(true)?;
+        self.set_nonblocking(true)
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&mut &*self).read(buffer)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        (&mut &*self).write(bytes)
+    }
+
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+impl Duplex for UnixStream {
+    fn prepare(&self) -> io::Result<()> {
+        self.set_nonblocking(true)
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&mut &*self).read(buffer)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        (&mut &*self).write(bytes)
+    }
+
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
 /// Passes bytes on until both directions have ended. Resets both streams if one fails or `closing` is closed. The end of
 /// `one` is passed on once `is_end` is true.
-pub(crate) fn pump(one: TcpStream, other: TcpStream, closing: &Closing, is_end: impl Fn() -> bool) {
+pub(crate) fn pump(one: impl Duplex, other: TcpStream, closing: &Closing, is_end: impl Fn() -> bool) {
     let passed = pass(&one, &other, closing, &is_end);
     if passed.is_err() {
         reset(one);
@@ -31,16 +84,19 @@ pub(crate) fn pump(one: TcpStream, other: TcpStream, closing: &Closing, is_end: 
 }
 
 /// Closes a stream as broken: its peer receives an error, not an end.
-pub(crate) fn reset(stream: TcpStream) {
+pub(crate) fn reset(stream: impl AsFd) {
     let _ = setsockopt(&stream, Linger, &linger { l_onoff: 1, l_linger: 0 });
     drop(stream);
 }
 
-fn pass(one: &TcpStream, other: &TcpStream, closing: &Closing, is_end: &dyn Fn() -> bool) -> io::Result<()> {
-    for stream in [one, other] {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-    }
+fn pass(
+    one: &dyn Duplex,
+    other: &dyn Duplex,
+    closing: &Closing,
+    is_end: &dyn Fn() -> bool,
+) -> io::Result<()> {
+    one.prepare()?;
+    other.prepare()?;
     let mut there = Way::new(one, other, is_end);
     let mut back = Way::new(other, one, &|| true);
     loop {
@@ -88,8 +144,8 @@ fn wait<'a>(there: &mut Way<'a>, back: &mut Way<'a>, closing: &Closing) -> io::R
 
 /// One direction.
 struct Way<'a> {
-    from: &'a TcpStream,
-    to: &'a TcpStream,
+    from: &'a dyn Duplex,
+    to: &'a dyn Duplex,
     buffer: Vec<u8>,
     /// Bytes of the buffer that are not written yet.
     unwritten: Range<usize>,
@@ -104,7 +160,7 @@ struct Way<'a> {
 }
 
 impl<'a> Way<'a> {
-    fn new(from: &'a TcpStream, to: &'a TcpStream, is_end: &'a dyn Fn() -> bool) -> Self {
+    fn new(from: &'a dyn Duplex, to: &'a dyn Duplex, is_end: &'a dyn Fn() -> bool) -> Self {
         let (buffer, unwritten) = (vec![0; BUFFER], 0..0);
         Self { from, to, buffer, unwritten, has_ended: false, is_end, is_over: false, is_ready: false }
     }
@@ -134,12 +190,12 @@ impl<'a> Way<'a> {
                     return Ok(());
                 }
                 self.is_over = true;
-                return match self.to.shutdown(Shutdown::Write) {
+                return match self.to.end() {
                     Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
                     _ => Ok(()),
                 };
             }
-            match self.from.read(&mut self.buffer) {
+            match self.from.receive(&mut self.buffer) {
                 Ok(0) => self.has_ended = true,
                 Ok(count) => {
                     self.unwritten = 0..count;
@@ -155,7 +211,7 @@ impl<'a> Way<'a> {
     /// Writes what was read; true once all of it is written.
     fn write(&mut self) -> io::Result<bool> {
         while !self.unwritten.is_empty() {
-            match self.to.write(&self.buffer[self.unwritten.clone()]) {
+            match self.to.send(&self.buffer[self.unwritten.clone()]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.unwritten.start += count,
                 Err(error) if is_not_ready(&error) => return Ok(false),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rloom_cluster::{ClusterError, Reach};
 use rloom_wire::Options;
 
-use crate::{MARK, Machine, mark, soon, this_as, wait_until_alive, wait_until_gone};
+use crate::{MARK, Machine, alive, mark, soon, this_as, wait_until_alive, wait_until_gone};
 
 /// A program that ignores signals, with a child that does the same.
 fn stubborn(mark: &str) -> String {
@@ -66,6 +66,24 @@ fn nothing_survives_a_silent_controller() {
     let machine = Machine::with(silent, Duration::from_secs(2));
     let mark = mark(22);
     let _process = machine.start(&stubborn(&mark));
+    wait_until_gone(&mark);
+}
+
+#[test]
+fn nothing_survives_a_stopped_daemon() {
+    let machine = Machine::with(Options::default(), Duration::from_secs(2));
+    let mark = mark(26);
+    let _process = machine.start(&stubborn(&mark));
+    wait_until_alive(&mark, 3);
+    let daemon = machine.daemon.0.id().to_string();
+    // Shorter than the lease.
+    kill("-STOP", &daemon);
+    std::thread::sleep(Duration::from_millis(500));
+    kill("-CONT", &daemon);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(alive(&mark).len() >= 3, "{:?}", alive(&mark));
+    // For good: the daemon cannot act.
+    kill("-STOP", &daemon);
     wait_until_gone(&mark);
 }
 

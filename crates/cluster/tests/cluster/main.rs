@@ -21,6 +21,7 @@ mod partitions;
 mod relay_speed;
 mod relays;
 mod starts;
+mod stdio;
 mod stops;
 
 const TOKEN: &str = "a token of this test";
@@ -175,8 +176,9 @@ fn guard() {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match arguments.iter().position(|argument| argument == "--") {
         Some(at) => {
-            let guard = arguments[at - 1].to_str().unwrap().parse().unwrap();
-            guard::become_program(guard, &arguments[at + 1..]);
+            let is_relayed = arguments[at - 1] == "relayed";
+            let guard = arguments[at - 1 - usize::from(is_relayed)].to_str().unwrap().parse().unwrap();
+            guard::become_program(guard, is_relayed, &arguments[at + 1..]);
         }
         None => guard::run(&this()).unwrap(),
     }
