@@ -1,10 +1,11 @@
 //! Environments written in Python, in processes of their own.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rloom_core::{PromptSource, Task};
-use rloom_function::{Answer, FunctionError, Pool, PythonEnvironment, Session};
+use rloom_function::{Answer, FunctionError, Host, Pool, PythonEnvironment, Session};
 use rloom_text::Tokenizer;
 use serde_json::{Value, json};
 
@@ -33,10 +34,16 @@ pub struct PythonPlays {
 struct MessagesAfterText;
 
 impl PythonPlays {
-    /// Creates the environment; `timeout` limits each of its answers.
-    pub fn new(settings: &PythonEnvironment, timeout: Duration) -> Result<Self, FunctionError> {
+    /// Creates the environment; `timeout` limits each of its answers. Its processes start on the machines of `host`, or on
+    /// this one.
+    pub fn new(
+        settings: &PythonEnvironment,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Self, FunctionError> {
         let PythonEnvironment { max_turns, rewards_turns, .. } = *settings;
-        Ok(Self { pool: settings.pool(timeout)?, max_turns, rewards_turns, episodes: AtomicU64::new(0) })
+        let pool = pool(settings, timeout, host)?;
+        Ok(Self { pool, max_turns, rewards_turns, episodes: AtomicU64::new(0) })
     }
 
     async fn begin(&self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
@@ -58,6 +65,19 @@ impl PythonPlays {
         };
         Ok(Start { prompt, attachments: Vec::new(), state: ask.state, interaction: Box::new(interaction) })
     }
+}
+
+/// The processes of an environment.
+pub(crate) fn pool(
+    settings: &PythonEnvironment,
+    timeout: Duration,
+    host: Option<Arc<dyn Host>>,
+) -> Result<Pool, FunctionError> {
+    let pool = settings.pool(timeout)?;
+    if let Some(host) = host {
+        pool.place(host);
+    }
+    Ok(pool)
 }
 
 /// The task as the worker receives it.

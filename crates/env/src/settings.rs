@@ -2,13 +2,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::SettingError;
-use rloom_function::{FunctionError, PythonEnvironment};
+use rloom_function::{FunctionError, Host, PythonEnvironment};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::python;
 use crate::{Environment, Guess, GuessSettings, PythonPlays, SingleTurn};
 
 /// Settings of an environment. In a configuration they are a flat table with `kind` and the keys of that kind.
@@ -99,21 +100,34 @@ impl EnvironmentSettings {
         }
     }
 
-    /// Loads the Python function, if it is one.
-    pub fn check(&self) -> Result<(), EnvironmentUnusable> {
+    /// Number of processes of a Python function; `None` if it is none, or one of the caller's process.
+    pub fn processes(&self) -> Option<usize> {
         match self {
-            Self::SingleTurn | Self::Guess(_) => Ok(()),
-            // The time that a worker has to start does not depend on the timeout of its answers.
-            Self::Python(settings) => Ok(settings.pool(Duration::ZERO)?.check()?),
+            Self::SingleTurn | Self::Guess(_) => None,
+            Self::Python(settings) => settings.processes(),
         }
     }
 
-    /// Creates the environment; `timeout` limits each answer of a Python function.
-    pub fn environment(&self, timeout: Duration) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
+    /// Loads the Python function, if it is one, on the machines of `host` or on this one.
+    pub fn check(&self, host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        match self {
+            Self::SingleTurn | Self::Guess(_) => Ok(()),
+            // The time that a worker has to start does not depend on the timeout of its answers.
+            Self::Python(settings) => Ok(python::pool(settings, Duration::ZERO, host)?.check()?),
+        }
+    }
+
+    /// Creates the environment; `timeout` limits each answer of a Python function, whose processes start on the machines of
+    /// `host` or on this one.
+    pub fn environment(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
         Ok(match self {
             Self::SingleTurn => Arc::new(SingleTurn),
             Self::Guess(settings) => Arc::new(Guess::new(*settings)),
-            Self::Python(settings) => Arc::new(PythonPlays::new(settings, timeout)?),
+            Self::Python(settings) => Arc::new(PythonPlays::new(settings, timeout, host)?),
         })
     }
 }

@@ -1,12 +1,14 @@
 //! Verdicts of functions on samples.
 
+use std::sync::Arc;
+
 use rloom_core::PromptSource;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::error::excerpt;
 use crate::http::HttpClient;
-use crate::{FunctionError, Malformed, Pool};
+use crate::{FunctionError, Host, Malformed, Pool};
 
 /// A completion with its context, as functions receive it.
 #[derive(Debug, Clone, Serialize)]
@@ -97,6 +99,14 @@ impl From<HttpClient> for Judge {
 }
 
 impl Judge {
+    /// Has the processes of the function start on other machines.
+    pub fn place(&self, host: Arc<dyn Host>) {
+        match &self.0 {
+            Backend::Pool(pool) => pool.place(host),
+            Backend::Http(_) => {}
+        }
+    }
+
     /// Loads the function. Returns the error of one that cannot be loaded. Servers are not asked.
     pub fn check(&self) -> Result<(), FunctionError> {
         match &self.0 {

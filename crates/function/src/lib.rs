@@ -1,7 +1,7 @@
 //! Functions in processes of their own: rewards, environments and parts of algorithms written in Python and other languages.
 //!
-//! A [`Pool`] runs worker processes that exchange JSON lines over stdin and stdout, or connects to a process that serves
-//! functions on a Unix socket. A process serves one call at a time. One that crashes, hangs or answers nonsense is killed
+//! A [`Pool`] runs worker processes that exchange JSON lines over stdin and stdout, on this machine or on those of a
+//! [`Host`], or connects to a process that serves functions on a Unix socket. A process serves one call at a time. One that crashes, hangs or answers nonsense is killed
 //! with its process group, which fails its own call alone, and is restarted. [`Judge`] asks a pool or an HTTP server for
 //! verdicts on samples; a [`Session`] is an episode of an environment in one of the processes; a [`MethodFunction`] is
 //! part of an algorithm.
@@ -9,6 +9,7 @@
 mod backoff;
 mod error;
 mod guard;
+mod host;
 mod http;
 mod judge;
 mod lines;
@@ -23,6 +24,7 @@ mod settings;
 mod stderr;
 
 pub use error::{FunctionError, Malformed};
+pub use host::{Host, Hosted, HostedCommand, HostedProcess};
 pub use http::HttpClient;
 pub use judge::{Judge, Sample, SampleVerdict, Verdicts};
 pub use method::{Completions, LossAnswer, LossCall, MethodFunction, absolute_function, function_file};

@@ -1,5 +1,7 @@
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::HostedCommand;
 
 /// Environment variable with the path of the Unix socket on which a caller serves its functions.
 pub const CALLER_VARIABLE: &str = "RLOOM_CALLER";
@@ -57,6 +59,23 @@ impl Peer {
         let name = format!("`{}`", command.join(" "));
         let transport = Transport::Process { program, arguments, prelude: None };
         Self { function: String::new(), name, role, transport }
+    }
+
+    /// The program of a worker on another machine, and the line that precedes its first request; `None` for functions of the
+    /// caller's process.
+    pub(crate) fn hosted(&self, worker: usize) -> Option<(HostedCommand, Option<&str>)> {
+        let Transport::Process { program, arguments, prelude } = &self.transport else { return None };
+        let text = |text: &OsString| text.to_string_lossy().into_owned();
+        // Files of a program that are given by relative paths.
+        let is_here = |argument: &OsString| Path::new(argument).is_relative() && Path::new(argument).exists();
+        let needs_directory = prelude.is_none() && arguments.iter().any(is_here);
+        let command = HostedCommand {
+            program: text(program),
+            arguments: arguments.iter().map(text).collect(),
+            directory: needs_directory.then(|| std::env::current_dir().ok()).flatten(),
+            worker,
+        };
+        Some((command, prelude.as_deref()))
     }
 
     /// A function that a process serves on a Unix socket.

@@ -1,6 +1,7 @@
 //! Workers of a function: queues, starts and restarts, recycling.
 
 use std::collections::VecDeque;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::backoff::Backoff;
 use crate::guard::Guard;
 use crate::process::{End, Process};
 use crate::protocol::{self, Reply};
-use crate::{FunctionError, Malformed, Peer};
+use crate::{FunctionError, Host, Malformed, Peer};
 
 /// Shortest time that a worker has to get ready: imports of large libraries take long.
 const START: Duration = Duration::from_mins(1);
@@ -40,8 +41,11 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Result of a call.
+type Answered = Result<Reply, FunctionError>;
+
 /// Receives the result of a call, on a thread of the pool.
-type Complete = Box<dyn FnOnce(Result<Reply, FunctionError>) + Send>;
+type Complete = Box<dyn FnOnce(Answered) + Send>;
 
 /// A call that waits for its worker.
 struct Job {
@@ -59,8 +63,10 @@ pub(crate) struct Shared {
     limits: Limits,
     state: Mutex<State>,
     changed: Condvar,
-    /// Started with the first process.
+    /// Started with the first process of this machine.
     guard: OnceLock<Arc<Mutex<Guard>>>,
+    /// Where processes start; this machine without one.
+    host: OnceLock<Arc<dyn Host>>,
 }
 
 #[derive(Default)]
@@ -104,8 +110,8 @@ impl Pool {
     pub fn new(peer: Peer, limits: Limits) -> Self {
         let lanes = (0..limits.workers.max(1)).map(|_| Lane::default()).collect();
         let state = Mutex::new(State { lanes, ..State::default() });
-        let shared =
-            Arc::new(Shared { peer, limits, state, changed: Condvar::new(), guard: OnceLock::new() });
+        let (guard, host) = (OnceLock::new(), OnceLock::new());
+        let shared = Arc::new(Shared { peer, limits, state, changed: Condvar::new(), guard, host });
         let serve = |lane| {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || Worker::new(&shared, lane).serve())
@@ -128,9 +134,22 @@ impl Pool {
         &self.shared
     }
 
-    /// Loads the function in one process. Returns the error of a function that cannot be loaded.
+    /// Has the processes start on other machines; called before the first one starts. Functions of the caller's process stay
+    /// there.
+    pub fn place(&self, host: Arc<dyn Host>) {
+        // Processes of a second host would be in the place of the first one's.
+        let _ = self.shared.host.set(host);
+    }
+
+    /// Loads the function in one process, or in all of them if they are on several machines. Returns the error of a function
+    /// that cannot be loaded.
     pub fn check(&self) -> Result<(), FunctionError> {
-        self.call(CHECK, Value::Null).map(drop)
+        if self.shared.host.get().is_none() {
+            return self.call(CHECK, Value::Null).map(drop);
+        }
+        let checked: Vec<_> =
+            (0..self.workers()).map(|lane| self.begin_call(CHECK, Value::Null, Some(lane))).collect();
+        checked.into_iter().try_for_each(|checked| self.wait(&checked).map(drop))
     }
 
     /// Ends all processes: calls in flight and later ones fail.
@@ -154,10 +173,19 @@ impl Pool {
 
     /// Calls the function and waits for the answer.
     pub(crate) fn call(&self, operation: &'static str, body: Value) -> Result<Reply, FunctionError> {
+        self.wait(&self.begin_call(operation, body, None))
+    }
+
+    /// Queues a call, for one worker or for any.
+    fn begin_call(&self, operation: &'static str, body: Value, lane: Option<usize>) -> Receiver<Answered> {
         let (sender, receiver) = std::sync::mpsc::channel();
         let complete: Complete = Box::new(move |result| drop(sender.send(result)));
-        self.shared.submit(Job { operation, body, epoch: None, repeats: true, complete });
-        receiver.recv().unwrap_or_else(|_| Err(self.shared.closed()))
+        self.shared.submit(Job { operation, body, epoch: None, repeats: true, complete }, lane);
+        receiver
+    }
+
+    fn wait(&self, answer: &Receiver<Answered>) -> Answered {
+        answer.recv().unwrap_or_else(|_| Err(self.shared.closed()))
     }
 }
 
@@ -183,13 +211,16 @@ impl Shared {
         FunctionError::Closed { function: self.peer.name.clone() }
     }
 
-    fn submit(&self, job: Job) {
+    fn submit(&self, job: Job, lane: Option<usize>) {
         let mut state = self.lock();
         if state.is_closing {
             drop(state);
             return (job.complete)(Err(self.closed()));
         }
-        state.queue.push_back(job);
+        match lane {
+            Some(lane) => state.lanes[lane].queue.push_back(job),
+            None => state.queue.push_back(job),
+        }
         drop(state);
         self.changed.notify_all();
     }
@@ -343,9 +374,27 @@ impl<'p> Worker<'p> {
         match reply.error {
             None => Ok(reply),
             Some(error) => {
-                Err(FunctionError::Raised { function: self.shared.peer.name.clone(), message: error.message })
+                Err(FunctionError::Raised { function: self.function().to_owned(), message: error.message })
             }
         }
+    }
+
+    /// The function in messages.
+    fn function(&self) -> &str {
+        self.process.as_ref().map_or(&self.shared.peer.name, Process::function)
+    }
+
+    /// Starts a process on the machine of this worker.
+    fn start(&self) -> Result<Process, FunctionError> {
+        let Shared { peer, host, guard, .. } = self.shared;
+        let goes_on = || !self.shared.lock().is_closing;
+        let hosted = host
+            .get()
+            .and_then(|host| Process::start_on(host.as_ref(), peer, self.lane, LONGEST_LINE, &goes_on));
+        hosted.unwrap_or_else(|| {
+            let guard = guard.get_or_init(|| Arc::new(Mutex::new(Guard::start())));
+            Process::start(peer, LONGEST_LINE, guard)
+        })
     }
 
     /// Starts a process if there is none.
@@ -359,9 +408,8 @@ impl<'p> Worker<'p> {
         if !self.shared.pause(self.backoff.wait()) {
             return Err(self.shared.closed());
         }
-        let guard = self.shared.guard.get_or_init(|| Arc::new(Mutex::new(Guard::start())));
-        let process =
-            Process::start(&self.shared.peer, LONGEST_LINE, guard).inspect_err(|_| self.backoff.failed())?;
+        let started = self.start();
+        let process = started.inspect_err(|_| self.backoff.failed())?;
         {
             let mut state = self.shared.lock();
             if state.is_closing {
@@ -371,7 +419,7 @@ impl<'p> Worker<'p> {
         }
         self.process = Some(process);
         self.calls = 0;
-        let Peer { name, function, role, .. } = &self.shared.peer;
+        let Peer { function, role, .. } = &self.shared.peer;
         let timeout = self.shared.limits.timeout.max(START);
         let reply = match self.exchange("hello", &protocol::hello(function, *role), timeout) {
             Err(FunctionError::TimedOut { function, timeout, stderr }) => {
@@ -387,7 +435,7 @@ impl<'p> Worker<'p> {
             }
             (None, None) => return Err(self.malformed(Malformed::Missing { expected: "ready" })),
         };
-        let refused = FunctionError::Refused { function: name.clone(), message };
+        let refused = FunctionError::Refused { function: self.function().to_owned(), message };
         self.shared.lock().refused = Some(refused.clone());
         self.ended("the function cannot be used");
         Err(refused)

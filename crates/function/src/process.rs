@@ -1,4 +1,4 @@
-//! One worker: a child process or a connection, with deadlines for what it reads and writes.
+//! One worker: a child process, a process on another machine or a connection, with deadlines for what it reads and writes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::guard::Guard;
+use crate::host::Input;
 use crate::lines::{Line, Lines};
 use crate::peer::Transport;
-use crate::stderr::Stderr;
-use crate::{FunctionError, Malformed, Peer};
+use crate::stderr::{Stderr, quoted};
+use crate::{FunctionError, Host, Hosted, HostedProcess, Malformed, Peer};
 
 /// Time that a worker has to end by itself once its input is closed.
 const GRACE: Duration = Duration::from_millis(500);
@@ -28,44 +29,79 @@ pub(crate) struct Process {
     /// `None` once the input is closed.
     input: Option<Sender<Vec<u8>>>,
     output: Receiver<Line>,
-    stderr: Stderr,
+    stderr: Errors,
     end: End,
+    /// The function in messages, with the machine of a hosted process.
     function: String,
     longest_line: usize,
 }
 
 /// Ends a worker from any thread.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
-    ended: Arc<Mutex<Ended>>,
-    guard: Arc<Mutex<Guard>>,
-}
+pub(crate) struct End(Arc<Mutex<Ended>>);
 
 #[derive(Debug)]
 enum Ended {
-    Running(Child),
+    Running(Child, Arc<Mutex<Guard>>),
+    Hosted(Arc<dyn HostedProcess>),
     Connected(UnixStream),
-    Over(Option<ExitStatus>),
+    /// How it ended, if that is known.
+    Over(Option<String>),
+}
+
+/// The end of what a worker wrote to stderr.
+#[derive(Debug)]
+enum Errors {
+    Read(Stderr),
+    Hosted(Arc<dyn HostedProcess>),
+}
+
+impl Errors {
+    /// The last lines so far.
+    fn tail(&self) -> String {
+        match self {
+            Self::Read(stderr) => stderr.tail(),
+            Self::Hosted(process) => quoted(&process.stderr()),
+        }
+    }
+
+    /// The last lines of a worker that has ended.
+    fn final_tail(&self) -> String {
+        match self {
+            Self::Read(stderr) => stderr.final_tail(),
+            Self::Hosted(_) => self.tail(),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl End {
-    fn lock(&self) -> MutexGuard<'_, Ended> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(ended: Ended) -> Self {
+        Self(Arc::new(Mutex::new(ended)))
     }
 
-    fn guard(&self) -> MutexGuard<'_, Guard> {
-        self.guard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ended> {
+        lock(&self.0)
     }
 
     /// Kills the process with its group and removes it, or closes the connection.
     pub(crate) fn now(&self) {
         let mut ended = self.lock();
         match &mut *ended {
-            Ended::Running(child) => {
+            Ended::Running(child, guard) => {
                 // Before the child is waited for: until then its number, and that of its group, belong to no other.
                 kill_group(child);
-                self.guard().remove(child.id());
-                let status = removed(child);
+                lock(guard).remove(child.id());
+                let status = removed(child).map(describe);
+                *ended = Ended::Over(status);
+            }
+            Ended::Hosted(process) => {
+                // A process that is ending keeps its own status.
+                process.kill();
+                let status = process.ended();
                 *ended = Ended::Over(status);
             }
             Ended::Connected(stream) => {
@@ -76,18 +112,34 @@ impl End {
         }
     }
 
-    /// The number of the child process.
-    fn id(&self) -> Option<u32> {
+    /// True until the process has exited; it is not removed.
+    fn is_running(&self) -> bool {
         match &*self.lock() {
-            Ended::Running(child) => Some(child.id()),
-            _ => None,
+            Ended::Running(child, _) => Pid::from_raw(child.id() as i32).is_some_and(|id| {
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+                matches!(waitid(WaitId::Pid(id), options), Ok(None))
+            }),
+            Ended::Hosted(process) => process.ended().is_none(),
+            Ended::Connected(_) | Ended::Over(_) => false,
         }
+    }
+
+    /// Resident memory in bytes, where the operating system tells it.
+    fn resident(&self) -> Option<u64> {
+        let id = match &*self.lock() {
+            Ended::Running(child, _) => child.id(),
+            Ended::Hosted(process) => return process.resident_memory(),
+            Ended::Connected(_) | Ended::Over(_) => return None,
+        };
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
     }
 
     fn status(&self) -> String {
         match &*self.lock() {
-            Ended::Over(Some(status)) => describe(*status),
-            Ended::Running(_) | Ended::Connected(_) | Ended::Over(None) => "closed the connection".to_owned(),
+            Ended::Over(Some(status)) => status.clone(),
+            _ => "closed the connection".to_owned(),
         }
     }
 }
@@ -121,13 +173,43 @@ fn describe(status: ExitStatus) -> String {
 }
 
 impl Process {
-    /// Starts a worker, or connects to it.
+    /// Starts a worker on one of the machines of `host`; `None` for functions of the caller's process.
+    pub(crate) fn start_on(
+        host: &dyn Host,
+        peer: &Peer,
+        worker: usize,
+        longest_line: usize,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Option<Result<Self, FunctionError>> {
+        let (command, prelude) = peer.hosted(worker)?;
+        let failed = |reason: String| FunctionError::Start {
+            function: peer.name.clone(),
+            program: command.program.clone(),
+            reason,
+        };
+        let start = || {
+            let Hosted { process, stream, machine } = host.start(&command, goes_on).map_err(&failed)?;
+            let output = stream.try_clone().map_err(|error| failed(error.to_string()))?;
+            let process = Self {
+                input: Some(writer(Input(stream))),
+                output: reader(Some(output), longest_line),
+                stderr: Errors::Hosted(Arc::clone(&process)),
+                end: End::new(Ended::Hosted(process)),
+                function: format!("{} on {machine}", peer.name),
+                longest_line,
+            };
+            process.begin(prelude);
+            Ok(process)
+        };
+        Some(start())
+    }
+
+    /// Starts a worker on this machine, or connects to it.
     pub(crate) fn start(
         peer: &Peer,
         longest_line: usize,
         guard: &Arc<Mutex<Guard>>,
     ) -> Result<Self, FunctionError> {
-        let end = |ended| End { ended: Arc::new(Mutex::new(ended)), guard: Arc::clone(guard) };
         match &peer.transport {
             Transport::Process { program, arguments, prelude } => {
                 let mut command = Command::new(program);
@@ -139,9 +221,8 @@ impl Process {
                     reason: error.to_string(),
                 })?;
                 let (input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-                let id = child.id();
-                let end = end(Ended::Running(child));
-                end.guard().add(id);
+                lock(guard).add(child.id());
+                let end = End::new(Ended::Running(child, Arc::clone(guard)));
                 let stderr = Stderr::default();
                 if let Some(errors) = errors {
                     let stderr = stderr.clone();
@@ -150,14 +231,12 @@ impl Process {
                 let process = Self {
                     input: input.map(writer),
                     output: reader(output, longest_line),
-                    stderr,
+                    stderr: Errors::Read(stderr),
                     end,
                     function: peer.name.clone(),
                     longest_line,
                 };
-                if let Some(prelude) = prelude {
-                    process.send(format!("{prelude}\n").into_bytes());
-                }
+                process.begin(prelude.as_deref());
                 Ok(process)
             }
             Transport::Socket(path) => {
@@ -171,12 +250,24 @@ impl Process {
                 Ok(Self {
                     input: Some(writer(input)),
                     output: reader(Some(output), longest_line),
-                    stderr: Stderr::default(),
-                    end: end(Ended::Connected(stream)),
+                    stderr: Errors::Read(Stderr::default()),
+                    end: End::new(Ended::Connected(stream)),
                     function: peer.name.clone(),
                     longest_line,
                 })
             }
+        }
+    }
+
+    /// The function in messages.
+    pub(crate) fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// Sends the line that precedes the first request.
+    fn begin(&self, prelude: Option<&str>) {
+        if let Some(prelude) = prelude {
+            self.send(format!("{prelude}\n").into_bytes());
         }
     }
 
@@ -223,7 +314,7 @@ impl Process {
     fn ended(&self) -> FunctionError {
         // A process that only closed its output is killed; one that is ending keeps its own status.
         let deadline = Instant::now() + GRACE;
-        while Instant::now() < deadline && self.is_running() {
+        while Instant::now() < deadline && self.end.is_running() {
             thread::sleep(Duration::from_millis(1));
         }
         self.end.now();
@@ -231,18 +322,9 @@ impl Process {
         FunctionError::Ended { function: self.function.clone(), status, stderr }
     }
 
-    /// True until the process has exited; it is not removed.
-    fn is_running(&self) -> bool {
-        let Some(id) = self.end.id().and_then(|id| Pid::from_raw(id as i32)) else { return false };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        matches!(waitid(WaitId::Pid(id), options), Ok(None))
-    }
-
     /// Resident memory in bytes, where the operating system tells it.
     pub(crate) fn resident(&self) -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.end.id()?)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+        self.end.resident()
     }
 
     /// Closes the input, which asks the worker to end, and kills what remains.

@@ -184,6 +184,11 @@ impl PythonFunction {
         make_absolute(&mut self.function);
     }
 
+    /// Number of processes; `None` for a function of the caller's process.
+    pub fn processes(&self) -> Option<usize> {
+        (!self.function.starts_with(CALLER)).then_some(self.workers as usize)
+    }
+
     /// Creates the judge; no process starts yet.
     pub fn judge(&self, timeout: Duration) -> Result<Judge, FunctionError> {
         let peer = python_peer(&self.function, &self.python, Role::Reward { group: self.group })?;
@@ -243,6 +248,11 @@ impl PythonEnvironment {
     /// Makes the path of the file absolute, so that it does not depend on the working directory.
     pub fn make_absolute(&mut self) {
         make_absolute(&mut self.function);
+    }
+
+    /// Number of processes; `None` for a class or function of the caller's process.
+    pub fn processes(&self) -> Option<usize> {
+        (!self.function.starts_with(CALLER)).then_some(self.workers as usize)
     }
 
     /// Creates the pool of processes; none starts yet.

@@ -18,6 +18,12 @@ struct Content {
     is_complete: bool,
 }
 
+/// The last lines of a text.
+pub(crate) fn quoted(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(QUOTED)..].join("\n")
+}
+
 /// Collects the stderr of a process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stderr(Arc<(Mutex<Content>, Condvar)>);
@@ -42,9 +48,7 @@ impl Stderr {
         let content = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = content.bytes.iter().copied().collect();
         drop(content);
-        let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.trim_end().lines().collect();
-        lines[lines.len().saturating_sub(QUOTED)..].join("\n")
+        quoted(&String::from_utf8_lossy(&bytes))
     }
 
     /// The last lines of a process that has ended.

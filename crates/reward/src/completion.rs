@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use rloom_core::{SampleKey, StopReason, Task};
+use rloom_function::Host;
 
 use crate::{ComponentError, JudgeError};
 
@@ -88,6 +90,9 @@ pub trait Reward: Debug + Send + Sync {
     fn waiting_slots(&self) -> usize {
         0
     }
+
+    /// Has its processes start on other machines, if it has any. Called before it judges.
+    fn place(&self, _host: Arc<dyn Host>) {}
 
     /// Checks that it can judge. Called before a run starts.
     fn prepare(&self) -> Result<(), JudgeError> {

@@ -1,12 +1,13 @@
 //! Rewards that functions in other processes compute.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rloom_core::SettingError;
 use rloom_function::{
-    CommandFunction, FunctionError, HttpFunction, Judge, PythonFunction, Sample, SampleVerdict, Verdicts,
+    CommandFunction, FunctionError, Host, HttpFunction, Judge, PythonFunction, Sample, SampleVerdict,
+    Verdicts,
 };
 
 use crate::{Completion, JudgeError, Reward, Verdict};
@@ -135,6 +136,10 @@ impl Reward for FunctionReward {
 
     fn waiting_slots(&self) -> usize {
         self.judge.workers()
+    }
+
+    fn place(&self, host: Arc<dyn Host>) {
+        self.judge.place(host);
     }
 
     fn prepare(&self) -> Result<(), JudgeError> {

@@ -1,12 +1,13 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
-use rloom_function::FunctionError;
+use rloom_function::{FunctionError, Host};
 
 use crate::{
     Completion, ComponentSettings, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
@@ -149,6 +150,15 @@ impl Scorer {
     /// Number of judgements that wait for other processes at a time.
     pub fn waiting_slots(&self) -> usize {
         self.components.iter().map(|component| component.reward.waiting_slots()).sum()
+    }
+
+    /// Has the processes of components start on other machines, those that `host_of` names for the component.
+    pub fn place(&self, host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>) {
+        for Component { name, reward, .. } in &self.components {
+            if let Some(host) = host_of(name) {
+                reward.place(host);
+            }
+        }
     }
 
     /// Checks that all components can judge.

@@ -122,6 +122,15 @@ impl Kind {
         self.form().is_err()
     }
 
+    /// Number of processes that compute it; `None` if this program, the caller's process or a server does.
+    pub fn processes(&self) -> Option<usize> {
+        match self {
+            Self::Python(settings) => settings.processes(),
+            Self::Command(settings) => Some(settings.workers as usize),
+            _ => None,
+        }
+    }
+
     /// True if it reads the reference answer of every task.
     fn reads_answer(&self) -> bool {
         self.form().is_ok_and(Reward::reads_answer)

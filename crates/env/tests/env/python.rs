@@ -33,7 +33,7 @@ fn environment(folder: &tempfile::TempDir, source: &str) -> PythonPlays {
         "max_turns": 4,
     }))
     .unwrap();
-    PythonPlays::new(&settings, TIMEOUT).unwrap()
+    PythonPlays::new(&settings, TIMEOUT, None).unwrap()
 }
 
 fn wait<T>(future: impl Future<Output = T>) -> T {

@@ -17,7 +17,7 @@ fn settings_round_trip() {
     {
         let json = serde_json::to_string(&settings).unwrap();
         assert_eq!(read(&json), Ok(settings.clone()), "{json}");
-        assert_eq!(settings.environment(Duration::MAX).unwrap().name(), settings.name());
+        assert_eq!(settings.environment(Duration::MAX, None).unwrap().name(), settings.name());
         settings.validate().unwrap();
     }
     assert_eq!(read("{}"), Ok(EnvironmentSettings::default()));

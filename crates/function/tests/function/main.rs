@@ -4,6 +4,7 @@
 #![expect(clippy::print_stderr, reason = "a test says that it is skipped")]
 
 mod commands;
+mod hosts;
 mod http;
 mod pythons;
 mod sessions;
