@@ -71,7 +71,7 @@ impl ServerCommand {
             ("--max-model-len", limits.context.to_string()),
             // One more for the token by which the pool checks a server.
             ("--max-num-seqs", (settings.max_requests + 1).to_string()),
-            ("--tensor-parallel-size", settings.tensor_parallel.to_string()),
+            ("--tensor-parallel-size", settings.tensor_parallel.of(0).to_string()),
             ("--gpu-memory-utilization", settings.memory_fraction(matches!(slot, Slot::Gpus(_))).to_string()),
             // Sampling settings come with each request, not from the model's folder.
             ("--generation-config", "vllm".to_owned()),
@@ -117,7 +117,7 @@ impl ServerCommand {
             ("--context-length", (limits.context + CONTEXT_MARGIN).to_string()),
             // One more for the token by which the pool checks a server.
             ("--max-running-requests", (settings.max_requests + 1).to_string()),
-            ("--tp-size", settings.tensor_parallel.to_string()),
+            ("--tp-size", settings.tensor_parallel.of(0).to_string()),
             ("--mem-fraction-static", settings.memory_fraction(matches!(slot, Slot::Gpus(_))).to_string()),
             // Sampling settings come with each request, not from the model's folder.
             ("--sampling-defaults", "openai".to_owned()),
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn sglang_has_room_for_the_longest_prompt() {
         let settings = ServerSettings {
-            tensor_parallel: 2,
+            tensor_parallel: rloom_engine::TensorParallel::Equal(2),
             args: vec!["--dtype".to_owned(), "bfloat16".to_owned()],
             ..ServerSettings::default()
         };

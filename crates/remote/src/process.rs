@@ -155,12 +155,13 @@ impl ServerProcess {
         let copying = move || mirrors.copy(&node, &weights, deadline.into_std());
         match tokio::task::spawn_blocking(copying).await.map_err(|error| error.to_string())? {
             Ok(lease) => Ok(Localized::Copy(Box::new(lease))),
-            // The folder itself may do.
-            Err(
-                error @ (ClusterError::MirrorRoom { .. }
-                | ClusterError::Deadline { .. }
-                | ClusterError::Refused { .. }),
-            ) => Ok(Localized::NoCopy { reason: error.to_string() }),
+            // The folder itself may do. The reason does not name the version: it is reported once for all of them.
+            Err(ClusterError::MirrorRoom { node, detail, .. }) => {
+                Ok(Localized::NoCopy { reason: format!("{node} has no room for a copy: {detail}") })
+            }
+            Err(error @ (ClusterError::Deadline { .. } | ClusterError::Refused { .. })) => {
+                Ok(Localized::NoCopy { reason: error.to_string() })
+            }
             Err(error) => Err(error.to_string()),
         }
     }

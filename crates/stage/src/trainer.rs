@@ -236,7 +236,12 @@ impl<T: TrainEngine> TrainerThread<T> {
 
     /// Publishes the policy in the form that the rollout engine takes.
     fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
-        let mut published = self.models.policy.publish(version, self.form)?;
+        let published = self.models.policy.publish(version, self.form)?;
+        self.complete(published)
+    }
+
+    /// Adds what belongs to a publication, and leaves the device.
+    fn complete(&mut self, mut published: PublishedPolicy) -> Result<PublishedPolicy, TrainError> {
         published.policy = self.policy;
         if let Some(probe) = &self.probe {
             probe.add_to(&mut published, &mut self.models.policy)?;
@@ -261,7 +266,8 @@ impl<T: TrainEngine> TrainerThread<T> {
         if self.form.is_live() {
             self.form = Form::Folder;
         }
-        self.publish(version)
+        let published = self.models.policy.publish_exact(version, self.form)?;
+        self.complete(published)
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {

@@ -93,22 +93,57 @@ pub enum WeightTransfer {
     Ipc,
 }
 
+/// Devices of each server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum TensorParallel {
+    /// The same number for all servers.
+    Equal(usize),
+    /// A number for each server; further ones have the last.
+    Each(Vec<usize>),
+}
+
+impl TensorParallel {
+    /// Devices of a server.
+    pub fn of(&self, server: usize) -> usize {
+        let numbers = self.numbers();
+        numbers.get(server).or(numbers.last()).copied().unwrap_or(1)
+    }
+
+    /// Fewest devices of a server.
+    pub fn fewest(&self) -> usize {
+        self.numbers().iter().copied().min().unwrap_or(1)
+    }
+
+    /// The different numbers, by server.
+    pub fn numbers(&self) -> &[usize] {
+        match self {
+            Self::Equal(number) => std::slice::from_ref(number),
+            Self::Each(numbers) => numbers,
+        }
+    }
+}
+
 /// Settings of inference servers that generate rollouts: started by the run, or running already (`urls`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerSettings {
-    /// Number of servers to start. Not used with `urls`.
+    /// Number of servers to start. Not used with `urls`. Default: 1, or the length of a list in `tensor_parallel`.
     pub replicas: usize,
-    /// Addresses of servers that are running already, such as `http://10.0.0.5:8000`. Nothing is started or restarted then,
-    /// and the servers read weights from the run's folder.
+    /// Addresses of servers that are running already, such as `http://10.0.0.5:8000`. Nothing is started or restarted then.
+    /// They see the run's folder under the same path, or get weights over NCCL (`weights`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Fraction of the device's memory for weights, keys and values of one server. Default: 0.9 of a GPU; on processors
-    /// 0.4 of the machine's memory, divided among the servers.
+    /// Fraction of the device's memory for weights, keys and values of one server. Default: 0.9 of a GPU, or of the share in
+    /// `gpus_per_replica`; on processors 0.4 of the machine's memory, divided among the servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<f64>,
-    /// Number of devices that share one server's model.
-    pub tensor_parallel: usize,
+    /// Number of devices that share one server's model: for all servers, or a list with one number for each, such as
+    /// `[2, 1, 1]`. Servers beyond a list have its last number.
+    pub tensor_parallel: TensorParallel,
+    /// Share of a GPU for each server, below 1: with 0.5, two servers use one GPU. Default: whole GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus_per_replica: Option<f64>,
     /// Maximum number of requests that a server computes at a time; others wait.
     pub max_requests: usize,
     /// Number of times that each server may be restarted, or its weights loaded again after a failed update.
@@ -139,7 +174,8 @@ impl Default for ServerSettings {
             replicas: 1,
             urls: Vec::new(),
             memory: None,
-            tensor_parallel: 1,
+            tensor_parallel: TensorParallel::Equal(1),
+            gpus_per_replica: None,
             max_requests: 128,
             restarts: 3,
             replace_seconds: 600.0,
@@ -161,23 +197,49 @@ impl ServerSettings {
 
     /// Fraction of the device's memory for one server, which has GPUs or shares the machine's memory with the trainer.
     pub fn memory_fraction(&self, has_gpus: bool) -> f64 {
-        self.memory.unwrap_or(if has_gpus { 0.9 } else { 0.4 / self.replicas.max(1) as f64 })
+        let of_gpu = 0.9 * self.gpus_per_replica.unwrap_or(1.0);
+        self.memory.unwrap_or(if has_gpus { of_gpu } else { 0.4 / self.replicas.max(1) as f64 })
+    }
+
+    /// Number of servers that use one GPU.
+    pub fn servers_per_gpu(&self) -> usize {
+        // Three shares of 0.333 are a GPU, and so are those of 0.1 that add up to it with a rounding error.
+        self.gpus_per_replica.map_or(1, |share| ((1.0 / share + 1e-9) as usize).max(1))
     }
 
     /// Checks the range of each value.
     pub fn validate(&self) -> Result<(), SettingError> {
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
-        for (key, value) in [
-            ("replicas", self.replicas),
-            ("tensor_parallel", self.tensor_parallel),
-            ("max_requests", self.max_requests),
-        ] {
+        for (key, value) in [("replicas", self.replicas), ("max_requests", self.max_requests)] {
             if !(1..=65536).contains(&value) {
                 return refuse(key, value.to_string(), "from 1 to 65536");
             }
         }
+        let sizes = self.tensor_parallel.numbers();
+        if sizes.is_empty() {
+            return refuse("tensor_parallel", "[]".to_owned(), "a number, or a list of numbers");
+        }
+        if let Some(size) = sizes.iter().find(|size| !(1..=65536).contains(*size)) {
+            return refuse("tensor_parallel", size.to_string(), "from 1 to 65536");
+        }
         if let Some(memory) = self.memory {
             ValueRange::above(0.0, 1.0).check("memory", memory)?;
+        }
+        if let Some(share) = self.gpus_per_replica {
+            if !(share > 0.0 && share < 1.0) {
+                return refuse("gpus_per_replica", share.to_string(), "above 0 and below 1");
+            }
+            if sizes.iter().any(|size| *size > 1) {
+                let expected = "none with `tensor_parallel` above 1: a server uses whole GPUs then";
+                return refuse("gpus_per_replica", share.to_string(), expected);
+            }
+            if self.sleep {
+                let expected = "none with `sleep`: a server has the GPU alone while it generates";
+                return refuse("gpus_per_replica", share.to_string(), expected);
+            }
+            if let Some(memory) = self.memory.filter(|memory| *memory > share) {
+                return refuse("memory", memory.to_string(), "at most `gpus_per_replica`");
+            }
         }
         if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {
             return refuse("probe_tolerance", self.probe_tolerance.to_string(), "above 0");
@@ -215,7 +277,8 @@ struct Keys {
     restarts: Option<u32>,
     urls: Option<Vec<String>>,
     replicas: Option<usize>,
-    tensor_parallel: Option<usize>,
+    tensor_parallel: Option<TensorParallel>,
+    gpus_per_replica: Option<f64>,
     memory: Option<f64>,
     args: Option<Vec<String>>,
     python: Option<PathBuf>,
@@ -248,6 +311,9 @@ impl<'de> Deserialize<'de> for RolloutEngineSettings {
             return Err(D::Error::custom("the rollout engine is not a table"));
         };
         own.retain(|key, value| !value.is_null() && key != "engine");
+        if let (None, Some(TensorParallel::Each(numbers))) = (keys.replicas, &keys.tensor_parallel) {
+            own.insert("replicas".to_owned(), numbers.len().into());
+        }
         Ok(match keys.engine.unwrap_or_default() {
             EngineName::Embedded => Self::Embedded(from_own_keys(own, "embedded")?),
             EngineName::Vllm => Self::Vllm(from_own_keys(own, "vllm")?),
@@ -312,6 +378,42 @@ mod tests {
         assert!(error.contains("unknown field `replicas`") && error.contains("engine `embedded`"), "{error}");
         let error = parse(r#"{ "engine": "vllm", "lanes": 2 }"#).unwrap_err();
         assert!(error.contains("unknown field `lanes`") && error.contains("engine `vllm`"), "{error}");
+    }
+
+    #[test]
+    fn a_list_of_sizes_is_one_for_each_server() {
+        let servers = |json: &str| match parse(json).unwrap() {
+            RolloutEngineSettings::Vllm(servers) => servers,
+            other => panic!("{other:?}"),
+        };
+        let different = servers(r#"{ "engine": "vllm", "tensor_parallel": [2, 1, 1] }"#);
+        assert_eq!((different.replicas, different.validate()), (3, Ok(())));
+        assert_eq!([0, 1, 2, 3].map(|server| different.tensor_parallel.of(server)), [2, 1, 1, 1]);
+        let equal = servers(r#"{ "engine": "vllm", "tensor_parallel": 2 }"#);
+        assert_eq!((equal.replicas, equal.tensor_parallel.of(5)), (1, 2));
+        let fewer = servers(r#"{ "engine": "vllm", "tensor_parallel": [2, 1], "replicas": 1 }"#);
+        assert_eq!(fewer.replicas, 1);
+    }
+
+    #[test]
+    fn shares_of_gpus_limit_the_memory() {
+        let half = ServerSettings { gpus_per_replica: Some(0.5), ..ServerSettings::default() };
+        assert_eq!((half.validate(), half.servers_per_gpu()), (Ok(()), 2));
+        assert!((half.memory_fraction(true) - 0.45).abs() < 1e-12);
+        let with = |change: fn(&mut ServerSettings)| {
+            let mut settings = half.clone();
+            change(&mut settings);
+            settings.validate().map_err(|error| error.to_string())
+        };
+        assert_eq!(with(|settings| settings.memory = Some(0.5)), Ok(()));
+        assert!(with(|settings| settings.memory = Some(0.6)).unwrap_err().contains("gpus_per_replica"));
+        assert!(with(|settings| settings.tensor_parallel = TensorParallel::Equal(2)).is_err());
+        assert!(with(|settings| settings.sleep = true).is_err());
+        assert!(with(|settings| settings.gpus_per_replica = Some(1.0)).is_err());
+        for (share, servers) in [(0.1, 10), (0.34, 2), (1.0 / 3.0, 3), (0.9, 1)] {
+            let settings = ServerSettings { gpus_per_replica: Some(share), ..ServerSettings::default() };
+            assert_eq!(settings.servers_per_gpu(), servers, "{share}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod status;
 
 pub use capabilities::{RolloutCapabilities, VersionGranularity};
 pub use engine::{Abort, Health, RolloutEngine};
-pub use engine_settings::{RolloutEngineSettings, ServerSettings, WeightTransfer};
+pub use engine_settings::{RolloutEngineSettings, ServerSettings, TensorParallel, WeightTransfer};
 pub use error::{InvalidReason, RequestName, RolloutError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};

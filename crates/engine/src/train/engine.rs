@@ -104,8 +104,14 @@ pub trait TrainEngine: Send {
     /// weights stay unchanged.
     fn step(&mut self, step: &OptimStep) -> Result<StepReport, TrainError>;
 
-    /// Publishes the current weights as an immutable version; an error for a critic, which cannot be sampled from.
+    /// Publishes the current weights as an immutable version; an error for a critic, which cannot be sampled from. They
+    /// may be rounded to the format of the computation, which is all that sampling needs.
     fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError>;
+
+    /// Publishes the current weights without rounding, for an engine that trains them further.
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        self.publish(version, form)
+    }
 
     /// Digest of the current parameters: equal weights have equal digests, on any engine of the same model.
     fn digest(&mut self) -> Result<u64, TrainError>;

@@ -46,6 +46,8 @@ pub enum Backend {
     Torch(TorchSettings),
     /// PyTorch ranks in processes of their own, which divide a model by DeepSpeed's ZeRO-3.
     Deepspeed(TorchSettings),
+    /// PyTorch ranks in processes of their own, which divide a model by Megatron-Core.
+    Megatron(TorchSettings),
 }
 
 impl Default for Backend {
@@ -76,12 +78,24 @@ pub struct TorchSettings {
     /// Processes that train. Micro-batches are divided among them; results change by rounding only.
     pub ranks: usize,
     /// Ranks that share one copy of weights, gradients and optimiser state; 0 for all. 1 gives every rank a whole copy. Must
-    /// divide `ranks`. DeepSpeed shares among all.
+    /// divide `ranks`. DeepSpeed and Megatron share among all.
     pub shard: usize,
     /// Ranks that divide the tokens of a micro-batch among themselves, for sequences whose activations do not fit one
-    /// device. Must divide `ranks` and the attention heads of the model.
+    /// device. Must divide `ranks` and the attention heads of the model. Not with Megatron.
     pub sequence_parallel: usize,
-    /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used. Not with DeepSpeed.
+    /// Ranks that divide every layer's matrices among themselves and compute the same micro-batches. Must divide `ranks`. Megatron
+    /// alone.
+    pub tensor_parallel: usize,
+    /// Ranks that hold consecutive layers each (pipeline stages). Must divide `ranks`, and the layers of the model. Megatron alone.
+    pub pipeline_parallel: usize,
+    /// Ranks that divide the tokens of every sequence among themselves, for long sequences. Must divide `ranks`. Megatron alone.
+    pub context_parallel: usize,
+    /// Ranks that hold different experts of a mixture of experts. Must divide the ranks of a pipeline stage. Megatron alone.
+    pub expert_parallel: usize,
+    /// Ranks of the critic and of the process-reward model use the devices of the policy's ranks, in turn. With false each
+    /// model has as many devices of its own: other GPUs, or other machines or cores.
+    pub colocate_critic: bool,
+    /// Keeps weights, gradients and optimiser state in the memory of the host while they are not used. PyTorch alone.
     pub offload: bool,
     /// Uses deterministic kernels alone, so that two runs give the same bits. On CPUs they always do.
     pub deterministic: bool,
@@ -102,12 +116,71 @@ impl Default for TorchSettings {
             ranks: 1,
             shard: 0,
             sequence_parallel: 1,
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+            context_parallel: 1,
+            expert_parallel: 1,
+            colocate_critic: true,
             offload: false,
             deterministic: false,
             python: String::new(),
             step_timeout_seconds: 1800.0,
             restarts: 3,
         }
+    }
+}
+
+impl TorchSettings {
+    /// Groups of ranks that compute different micro-batches.
+    pub fn groups(&self) -> usize {
+        let of_group =
+            self.sequence_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel;
+        (self.ranks / of_group.max(1)).max(1)
+    }
+
+    /// The ways to divide a model that a backend may not have, by key.
+    fn parallel(&self) -> [(&'static str, usize); 5] {
+        [
+            ("sequence_parallel", self.sequence_parallel),
+            ("tensor_parallel", self.tensor_parallel),
+            ("pipeline_parallel", self.pipeline_parallel),
+            ("context_parallel", self.context_parallel),
+            ("expert_parallel", self.expert_parallel),
+        ]
+    }
+
+    /// Checks that the ways to divide a model together divide the ranks.
+    fn check_parallel(&self) -> Result<(), SettingError> {
+        let refuse = |key, size: usize, expected| {
+            Err(SettingProblem::Invalid { value: size.to_string(), expected }.at(key))
+        };
+        let mut rest = self.ranks;
+        for (key, size) in self.parallel() {
+            // Experts are divided among ranks that compute different tokens.
+            if key == "expert_parallel" {
+                continue;
+            }
+            if size == 0 || !self.ranks.is_multiple_of(size) {
+                return refuse(key, size, "a divisor of `ranks`");
+            }
+            if !rest.is_multiple_of(size) {
+                return refuse(
+                    key,
+                    size,
+                    "a size whose product with the other parallel sizes divides `ranks`",
+                );
+            }
+            rest /= size;
+        }
+        let stage = self.ranks / self.pipeline_parallel;
+        if self.expert_parallel == 0 || !stage.is_multiple_of(self.expert_parallel) {
+            return refuse(
+                "expert_parallel",
+                self.expert_parallel,
+                "a divisor of the ranks of a pipeline stage (`ranks` / `pipeline_parallel`)",
+            );
+        }
+        Ok(())
     }
 }
 
@@ -137,7 +210,7 @@ impl TrainSettings {
     pub fn ranks(&self) -> Option<&TorchSettings> {
         match &self.backend {
             Backend::Embedded(_) => None,
-            Backend::Torch(ranks) | Backend::Deepspeed(ranks) => Some(ranks),
+            Backend::Torch(ranks) | Backend::Deepspeed(ranks) | Backend::Megatron(ranks) => Some(ranks),
         }
     }
 
@@ -160,27 +233,44 @@ impl TrainSettings {
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
             return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
         }
-        if matches!(self.backend, Backend::Deepspeed(_)) {
-            if torch.shard > 0 {
-                return refuse(
-                    "shard",
-                    torch.shard.to_string(),
-                    "0 with the DeepSpeed backend, which shares among all ranks",
-                );
-            }
-            if torch.offload {
-                return refuse("offload", "true".to_owned(), "false with the DeepSpeed backend");
-            }
-        }
-        let parallel = torch.sequence_parallel;
-        if parallel == 0 || !torch.ranks.is_multiple_of(parallel) {
-            return refuse("sequence_parallel", parallel.to_string(), "a divisor of `ranks`");
-        }
+        self.check_backend(torch)?;
+        torch.check_parallel()?;
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
             return refuse("activation_checkpointing", value, "\"none\" or \"block\" with PyTorch ranks");
         }
         ValueRange::above(0.0, MAX_SECONDS).check("step_timeout_seconds", torch.step_timeout_seconds)
+    }
+
+    /// Refuses what a backend does not have.
+    fn check_backend(&self, torch: &TorchSettings) -> Result<(), SettingError> {
+        let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
+        let expects_one = match self.backend {
+            Backend::Embedded(_) => return Ok(()),
+            Backend::Torch(_) => "1 with the PyTorch backend; `backend = \"megatron\"` has it",
+            Backend::Deepspeed(_) => "1 with the DeepSpeed backend; `backend = \"megatron\"` has it",
+            Backend::Megatron(_) => "1 with the Megatron backend, which has `context_parallel` instead",
+        };
+        let is_megatron = matches!(self.backend, Backend::Megatron(_));
+        for (key, size) in torch.parallel() {
+            if size != 1 && (key == "sequence_parallel") == is_megatron {
+                return refuse(key, size.to_string(), expects_one);
+            }
+        }
+        if matches!(self.backend, Backend::Torch(_)) {
+            return Ok(());
+        }
+        if torch.shard > 0 {
+            return refuse(
+                "shard",
+                torch.shard.to_string(),
+                "0 with this backend, which shares among all ranks",
+            );
+        }
+        if torch.offload {
+            return refuse("offload", "true".to_owned(), "false with this backend");
+        }
+        Ok(())
     }
 }
 
@@ -198,6 +288,11 @@ struct Keys {
     ranks: Option<usize>,
     shard: Option<usize>,
     sequence_parallel: Option<usize>,
+    tensor_parallel: Option<usize>,
+    pipeline_parallel: Option<usize>,
+    context_parallel: Option<usize>,
+    expert_parallel: Option<usize>,
+    colocate_critic: Option<bool>,
     offload: Option<bool>,
     deterministic: Option<bool>,
     python: Option<String>,
@@ -212,6 +307,7 @@ enum BackendName {
     Embedded,
     Torch,
     Deepspeed,
+    Megatron,
 }
 
 impl<'de> Deserialize<'de> for TrainSettings {
@@ -225,6 +321,7 @@ impl<'de> Deserialize<'de> for TrainSettings {
             BackendName::Embedded => Backend::Embedded(from_own_keys(own, "embedded")?),
             BackendName::Torch => Backend::Torch(from_own_keys(own, "torch")?),
             BackendName::Deepspeed => Backend::Deepspeed(from_own_keys(own, "deepspeed")?),
+            BackendName::Megatron => Backend::Megatron(from_own_keys(own, "megatron")?),
         };
         let default = Self::default();
         Ok(Self {
@@ -294,6 +391,9 @@ enum BackendTable {
     Torch(TorchSettings),
     /// The same, with DeepSpeed's ZeRO-3 instead of FSDP2, in an environment that has `deepspeed`. No mixtures of experts.
     Deepspeed(TorchSettings),
+    /// Ranks that divide a model by Megatron-Core, in an environment that has `megatron-bridge`, for the families that it
+    /// converts. Policies without a value head. It was not run on GPUs.
+    Megatron(TorchSettings),
 }
 
 #[cfg(test)]
@@ -332,6 +432,21 @@ mod tests {
             (r#"{ "backend": "deepspeed", "ranks": 4, "shard": 2 }"#, "shard"),
             (r#"{ "backend": "deepspeed", "offload": true }"#, "offload"),
             (r#"{ "backend": "deepspeed", "ranks": 0 }"#, "ranks"),
+            (r#"{ "backend": "torch", "ranks": 4, "tensor_parallel": 2 }"#, "tensor_parallel"),
+            (r#"{ "backend": "deepspeed", "ranks": 4, "pipeline_parallel": 2 }"#, "pipeline_parallel"),
+            (r#"{ "backend": "torch", "ranks": 4, "expert_parallel": 2 }"#, "expert_parallel"),
+            (r#"{ "backend": "megatron", "ranks": 4, "sequence_parallel": 2 }"#, "sequence_parallel"),
+            (r#"{ "backend": "megatron", "ranks": 4, "shard": 2 }"#, "shard"),
+            (r#"{ "backend": "megatron", "ranks": 4, "tensor_parallel": 3 }"#, "tensor_parallel"),
+            (r#"{ "backend": "megatron", "ranks": 4, "context_parallel": 0 }"#, "context_parallel"),
+            (
+                r#"{ "backend": "megatron", "ranks": 4, "tensor_parallel": 4, "pipeline_parallel": 2 }"#,
+                "pipeline_parallel",
+            ),
+            (
+                r#"{ "backend": "megatron", "ranks": 8, "pipeline_parallel": 2, "expert_parallel": 8 }"#,
+                "expert_parallel",
+            ),
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
             (
                 r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,
@@ -346,5 +461,10 @@ mod tests {
             .unwrap()
             .validate()
             .unwrap();
+        let megatron = r#"{ "backend": "megatron", "ranks": 16, "tensor_parallel": 2, "pipeline_parallel": 2,
+            "context_parallel": 2, "expert_parallel": 4 }"#;
+        let megatron = parse(megatron).unwrap();
+        megatron.validate().unwrap();
+        assert_eq!(megatron.ranks().unwrap().groups(), 2);
     }
 }

@@ -201,13 +201,13 @@ impl Gang {
 
     /// Tensors of each rank: the micro-batches `group`, `group + groups`, … of its group, with those of `also`.
     fn divided(&self, step: &[PackedBatch], also: impl Fn(usize) -> Vec<Tensor>) -> Vec<Vec<Tensor>> {
-        let GangSettings { ranks, sequence_parallel, .. } = self.settings;
+        let settings = &self.settings;
         let of_rank = |rank| {
-            let own = step.iter().enumerate().skip(rank / sequence_parallel).step_by(self.settings.groups());
+            let own = step.iter().enumerate().skip(settings.group_of(rank)).step_by(settings.groups());
             own.flat_map(|(index, batch)| rows::of_batch(index, batch).into_iter().chain(also(index)))
                 .collect()
         };
-        (0..ranks).map(of_rank).collect()
+        (0..settings.ranks).map(of_rank).collect()
     }
 
     fn accumulate_all(
@@ -224,9 +224,9 @@ impl Gang {
             |index| known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
         let mut tensors = self.divided(step, grads);
         if known.is_none() {
-            let GangSettings { sequence_parallel, .. } = self.settings;
             for (rank, own) in tensors.iter_mut().enumerate() {
-                let of_group = rows::loss_of_group(loss, rank / sequence_parallel, self.settings.groups());
+                let group = self.settings.group_of(rank);
+                let of_group = rows::loss_of_group(loss, group, self.settings.groups());
                 let message = of_group.to_bytes().map_err(|error| TrainError::Batch(Box::new(error)))?;
                 own.push(Tensor::new("loss", &[message.len()], &message));
             }
@@ -294,8 +294,8 @@ impl Gang {
     }
 
     /// Runs a job that writes files, which rank 0 lists.
-    fn write(&mut self, job: &str, folder: &Path) -> Result<Vec<SavedFile>, TrainError> {
-        let frames = self.ask(json!({ "job": job, "folder": folder }))?;
+    fn write(&mut self, job: Value) -> Result<Vec<SavedFile>, TrainError> {
+        let frames = self.ask(job)?;
         let files: Files = content(&frames, 0).map_err(|error| lost(self.ended(error)))?;
         let mut progress = self.observer.begin(TrainWork::Write, files.files.len());
         files.files.iter().for_each(|_| progress.advance());
@@ -308,12 +308,38 @@ impl Gang {
     }
 
     /// Writes the policy to a new folder, which appears under its name only when it is complete.
-    fn publish_folder(&mut self, version: PolicyVersion) -> Result<PublishedWeights, TrainError> {
+    fn publish_folder(
+        &mut self,
+        version: PolicyVersion,
+        is_exact: bool,
+    ) -> Result<PublishedWeights, TrainError> {
         let path = self.publication(version);
         let partial = partial_of(&path).map_err(|source| storage(&path, source))?;
-        self.write("publish", &partial)?;
+        self.write(json!({ "job": "publish", "folder": partial, "is_exact": is_exact }))?;
         fs::rename(&partial, &path).map_err(|source| storage(&path, source))?;
         Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+    }
+
+    /// Publishes the weights; `is_exact` folders have them in the format of the optimiser.
+    fn publish_as(
+        &mut self,
+        version: PolicyVersion,
+        form: Form,
+        is_exact: bool,
+    ) -> Result<PublishedPolicy, TrainError> {
+        if self.settings.heads == PolicyHeads::Critic {
+            return Err(TrainError::CriticPublished);
+        }
+        if !self.forms().contains(&form) {
+            return Err(TrainError::UnsupportedForm { form, supported: self.forms() });
+        }
+        let digest = self.digest()?;
+        let weights = if form.is_live() {
+            self.publish_live(version, form)
+        } else {
+            self.publish_folder(version, is_exact)?
+        };
+        Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
     }
 
     /// The weights as they are now, in the memory of the ranks.
@@ -400,16 +426,11 @@ impl TrainEngine for Gang {
     }
 
     fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
-        if self.settings.heads == PolicyHeads::Critic {
-            return Err(TrainError::CriticPublished);
-        }
-        if !self.forms().contains(&form) {
-            return Err(TrainError::UnsupportedForm { form, supported: self.forms() });
-        }
-        let digest = self.digest()?;
-        let weights =
-            if form.is_live() { self.publish_live(version, form) } else { self.publish_folder(version)? };
-        Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
+        self.publish_as(version, form, false)
+    }
+
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        self.publish_as(version, form, true)
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {
@@ -424,7 +445,7 @@ impl TrainEngine for Gang {
     }
 
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
-        self.write("save", directory)
+        self.write(json!({ "job": "save", "folder": directory }))
     }
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {

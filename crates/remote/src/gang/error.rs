@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use miette::Diagnostic;
+use rloom_cluster::ClusterError;
 use rloom_wire::{FrameError, WireError};
 
 use super::launch::RankEnd;
@@ -88,12 +89,13 @@ pub enum GangError {
 }
 
 impl GangError {
-    /// True if ranks were killed or their connections broke: others may succeed in their place. False for ranks that ended by
-    /// themselves or refused the job, which they would do again.
+    /// True if ranks were killed, their connections broke or their node was lost: others may succeed in their place. False for
+    /// ranks that ended by themselves or refused the job, which they would do again.
     pub fn may_succeed_again(&self) -> bool {
         match self {
             Self::Died { end, .. } => end.was_killed,
             Self::Wire(WireError::Lease { .. } | WireError::Closed { .. } | WireError::Cut { .. }) => true,
+            Self::Start { source, .. } | Self::Port { source } => is_loss_of_node(source),
             _ => false,
         }
     }
@@ -104,7 +106,33 @@ impl GangError {
     }
 }
 
+/// True if a node was lost while it started a rank. Another daemon may take its place.
+fn is_loss_of_node(error: &std::io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<ClusterError>());
+    error.is_some_and(|error| matches!(error, ClusterError::NodeLost { .. } | ClusterError::NodeEnded { .. }))
+}
+
 fn quoted(text: &str) -> String {
     let text = text.trim();
     if text.is_empty() { String::new() } else { format!("\n{text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn ranks_may_start_again_on_a_node_that_takes_the_place_of_a_lost_one() {
+        let start = |source: io::Error| GangError::Start { rank: 1, source: Arc::new(source) };
+        let lost = || ClusterError::NodeLost { source: WireError::ClosedHere { peer: "node 1".to_owned() } };
+        assert!(start(io::Error::other(lost())).may_succeed_again());
+        assert!(GangError::Port { source: Arc::new(io::Error::other(lost())) }.may_succeed_again());
+        let timeout = std::time::Duration::from_secs(1);
+        let missing = ClusterError::NotReplaced { machine: 1, timeout };
+        for error in [io::Error::other(missing), io::ErrorKind::NotFound.into()] {
+            assert!(!start(error).may_succeed_again());
+        }
+    }
 }

@@ -27,6 +27,8 @@ pub enum RankBackend {
     Torch,
     /// ZeRO-3 of DeepSpeed, without `shard`, `offload`, [`RankDtype::F64`] and parking on GPUs.
     Deepspeed,
+    /// Megatron-Core, with models of Megatron-Bridge: policies without a value head, and what DeepSpeed lacks, too.
+    Megatron,
 }
 
 /// Number format of matrix products; weights, gradients and moments are f32.
@@ -74,6 +76,14 @@ pub struct GangSettings {
     pub shard: Option<usize>,
     /// Consecutive ranks that divide the tokens of a micro-batch. Must divide `ranks` and the model's attention heads.
     pub sequence_parallel: usize,
+    /// Consecutive ranks that divide matrices.
+    pub tensor_parallel: usize,
+    /// Ranks that hold different layers; the first ranks hold the first ones.
+    pub pipeline_parallel: usize,
+    /// Ranks that divide the tokens of every sequence; consecutive but for `tensor_parallel`.
+    pub context_parallel: usize,
+    /// Ranks that hold different experts.
+    pub expert_parallel: usize,
     /// Number format of matrix products.
     pub dtype: RankDtype,
     /// Activations that the backward pass recomputes.
@@ -107,6 +117,10 @@ impl GangSettings {
             ranks: 1,
             shard: None,
             sequence_parallel: 1,
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+            context_parallel: 1,
+            expert_parallel: 1,
             dtype: RankDtype::F32,
             activation_checkpointing: ActivationCheckpointing::None,
             offload: false,
@@ -119,14 +133,25 @@ impl GangSettings {
         }
     }
 
-    /// Groups of ranks: micro-batch `i` is computed by group `i mod groups`.
-    pub(crate) fn groups(&self) -> usize {
-        (self.ranks / self.sequence_parallel).max(1)
+    /// Consecutive ranks that compute the same micro-batches.
+    fn side_by_side(&self) -> usize {
+        self.sequence_parallel * self.tensor_parallel * self.context_parallel
     }
 
-    /// First rank of the group that computes a micro-batch.
+    /// Groups of ranks: micro-batch `i` is computed by group `i mod groups`.
+    pub(crate) fn groups(&self) -> usize {
+        (self.ranks / (self.side_by_side() * self.pipeline_parallel)).max(1)
+    }
+
+    /// Group of a rank. Each pipeline stage has ranks of all groups.
+    pub(crate) fn group_of(&self, rank: usize) -> usize {
+        rank / self.side_by_side() % self.groups()
+    }
+
+    /// First rank of the group that computes a micro-batch, on the last pipeline stage: it has the scores.
     pub(crate) fn first_rank(&self, micro_batch: usize) -> usize {
-        micro_batch % self.groups() * self.sequence_parallel
+        let last_stage = self.ranks - self.ranks / self.pipeline_parallel;
+        last_stage + micro_batch % self.groups() * self.side_by_side()
     }
 
     /// The settings as a rank reads them.
@@ -145,6 +170,10 @@ impl GangSettings {
             },
             "shard": self.shard,
             "sequence_parallel": self.sequence_parallel,
+            "tensor_parallel": self.tensor_parallel,
+            "pipeline_parallel": self.pipeline_parallel,
+            "context_parallel": self.context_parallel,
+            "expert_parallel": self.expert_parallel,
             "dtype": self.dtype,
             "activation_checkpointing": self.activation_checkpointing,
             "offload": self.offload,
@@ -152,5 +181,32 @@ impl GangSettings {
             "device": self.device,
             "threads": self.threads,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_stage_answers_for_its_group() {
+        let settings = GangSettings {
+            ranks: 16,
+            tensor_parallel: 2,
+            pipeline_parallel: 2,
+            context_parallel: 2,
+            ..GangSettings::new("model", "published")
+        };
+        let groups: Vec<usize> = (0..16).map(|rank| settings.group_of(rank)).collect();
+        assert_eq!(groups, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!([0, 1, 2].map(|micro_batch| settings.first_rank(micro_batch)), [8, 12, 8]);
+    }
+
+    #[test]
+    fn consecutive_ranks_divide_tokens() {
+        let settings =
+            GangSettings { ranks: 4, sequence_parallel: 2, ..GangSettings::new("model", "published") };
+        assert_eq!([0, 1, 2, 3].map(|rank| settings.group_of(rank)), [0, 0, 1, 1]);
+        assert_eq!([0, 1].map(|micro_batch| settings.first_rank(micro_batch)), [0, 2]);
     }
 }

@@ -255,17 +255,17 @@ impl ReplicaPool {
 
     /// Adds a replica: it is connected, gets the current weights, and then serves requests. Returns its number.
     pub fn join(&self, server: Server) -> u32 {
-        self.add(server, None)
+        self.add(server, None, 1)
     }
 
-    /// Adds a replica whose process can be restarted.
-    pub fn join_managed(&self, server: Server, restart: Arc<dyn Restart>) -> u32 {
-        self.add(server, Some(restart))
+    /// Adds a replica whose process can be restarted. One with more devices gets more of the tokens.
+    pub fn join_managed(&self, server: Server, restart: Arc<dyn Restart>, devices: usize) -> u32 {
+        self.add(server, Some(restart), devices)
     }
 
-    fn add(&self, server: Server, restart: Option<Arc<dyn Restart>>) -> u32 {
+    fn add(&self, server: Server, restart: Option<Arc<dyn Restart>>, devices: usize) -> u32 {
         let server = Arc::new(server);
-        let id = self.shared.change(|state| state.add_replica(Arc::clone(&server)));
+        let id = self.shared.change(|state| state.add_replica(Arc::clone(&server), devices));
         let supervisor = Supervisor { shared: Arc::clone(&self.shared), id, server, restart };
         self.handle.spawn(supervisor.run());
         id

@@ -8,23 +8,38 @@ pub(super) struct Candidate {
     pub(super) replica: u32,
     /// Tokens that its requests may still take.
     pub(super) outstanding: u64,
+    /// Its devices.
+    pub(super) devices: usize,
+}
+
+impl Candidate {
+    /// Outstanding tokens per device with one more request, times the devices of both: a number to compare with that of the
+    /// other one.
+    fn load(&self, cost: u64, other: &Self) -> u128 {
+        u128::from(self.outstanding + cost) * other.devices.max(1) as u128
+    }
 }
 
 /// The replica for a request of `cost` tokens. Requests that share a prefix stay at `preferred`, whose cache has it, as long
-/// as its load is at most 25 % over the mean of `replicas` replicas with `total` outstanding tokens; others go where the
-/// fewest are outstanding.
+/// as its load per device is at most 25 % over the mean of all `devices` with `total` outstanding tokens; others go where the
+/// fewest per device are outstanding then.
 pub(super) fn choose(
     candidates: &[Candidate],
     preferred: Option<u32>,
     cost: u64,
-    (replicas, total): (usize, u64),
+    (devices, total): (usize, u64),
 ) -> Option<u32> {
     let stays = |candidate: &&Candidate| {
-        let mean = (total + cost) as f64 / replicas.max(1) as f64;
-        (candidate.outstanding + cost) as f64 <= 1.25 * mean
+        let mean = (total + cost) as f64 / devices.max(1) as f64;
+        (candidate.outstanding + cost) as f64 / candidate.devices.max(1) as f64 <= 1.25 * mean
     };
     let at_preferred = candidates.iter().find(|candidate| Some(candidate.replica) == preferred);
-    let least = || candidates.iter().min_by_key(|candidate| (candidate.outstanding, candidate.replica));
+    let least = || {
+        candidates.iter().min_by(|one, other| {
+            let by_load = one.load(cost, other).cmp(&other.load(cost, one));
+            by_load.then(one.replica.cmp(&other.replica))
+        })
+    };
     at_preferred.filter(stays).or_else(least).map(|candidate| candidate.replica)
 }
 
@@ -71,7 +86,32 @@ mod tests {
     use super::*;
 
     fn at(loads: &[u64]) -> Vec<Candidate> {
-        (0..).zip(loads).map(|(replica, &outstanding)| Candidate { replica, outstanding }).collect()
+        (0..)
+            .zip(loads)
+            .map(|(replica, &outstanding)| Candidate { replica, outstanding, devices: 1 })
+            .collect()
+    }
+
+    #[test]
+    fn servers_with_more_devices_get_more() {
+        let sized = |loads: &[(u64, usize)]| -> Vec<Candidate> {
+            let candidate = |(replica, &(outstanding, devices))| Candidate { replica, outstanding, devices };
+            (0..).zip(loads).map(candidate).collect()
+        };
+        assert_eq!(choose(&sized(&[(0, 1), (0, 2)]), None, 10, (3, 0)), Some(1));
+        assert_eq!(choose(&sized(&[(100, 1), (180, 2)]), None, 10, (3, 280)), Some(1));
+        assert_eq!(choose(&sized(&[(100, 1), (220, 2)]), None, 10, (3, 320)), Some(0));
+        // 200 tokens are 100 per device, of a mean of 100.
+        assert_eq!(choose(&sized(&[(90, 1), (190, 2)]), Some(1), 10, (3, 290)), Some(1));
+        // Equal requests are divided by the number of devices.
+        let mut candidates = sized(&[(0, 1), (0, 2), (0, 1)]);
+        for _ in 0..40 {
+            let total = candidates.iter().map(|candidate| candidate.outstanding).sum();
+            let chosen = choose(&candidates, None, 10, (4, total)).unwrap();
+            candidates[chosen as usize].outstanding += 10;
+        }
+        let outstanding: Vec<u64> = candidates.iter().map(|candidate| candidate.outstanding).collect();
+        assert_eq!(outstanding, [100, 200, 100]);
     }
 
     #[test]

@@ -48,6 +48,8 @@ impl Phase {
 #[derive(Debug)]
 pub(super) struct Replica {
     pub(super) server: Arc<Server>,
+    /// Devices that compute its model.
+    devices: usize,
     pub(super) phase: Phase,
     /// Time of the last change of `phase`.
     pub(super) since: Instant,
@@ -188,7 +190,7 @@ impl State {
         }
     }
 
-    pub(super) fn add_replica(&mut self, server: Arc<Server>) -> u32 {
+    pub(super) fn add_replica(&mut self, server: Arc<Server>, devices: usize) -> u32 {
         let id = self.next_replica;
         self.next_replica += 1;
         let now = Instant::now();
@@ -196,6 +198,7 @@ impl State {
             id,
             Replica {
                 server,
+                devices,
                 phase: Phase::Starting,
                 since: now,
                 label: None,
@@ -289,10 +292,15 @@ impl State {
             let serving =
                 |replica: &Replica| replica.phase == Phase::Ready && replica.generation == self.generation;
             let all = || self.replicas.iter().filter(|(_, replica)| serving(replica));
-            let total = (all().count(), all().map(|(_, replica)| replica.outstanding).sum());
+            let devices = all().map(|(_, replica)| replica.devices).sum();
+            let total = (devices, all().map(|(_, replica)| replica.outstanding).sum());
             let candidates: Vec<_> = all()
                 .filter(|(_, replica)| replica.running.len() < self.max_requests)
-                .map(|(&id, replica)| Candidate { replica: id, outstanding: replica.outstanding })
+                .map(|(&id, &Replica { outstanding, devices, .. })| Candidate {
+                    replica: id,
+                    outstanding,
+                    devices,
+                })
                 .collect();
             let preferred = self.affinity.get(&entry.prefixes);
             let Some(chosen) = choose(&candidates, preferred, entry.cost, total) else { return };

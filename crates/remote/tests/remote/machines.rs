@@ -52,7 +52,7 @@ fn controller() {
     let server = || Server::vllm(&url).unwrap();
     let startup = Duration::from_mins(2);
     let process = ServerProcess::new(host, "replica 0".to_owned(), command("serve"), server(), startup, None);
-    pool.join_managed(server(), Arc::new(process));
+    pool.join_managed(server(), Arc::new(process), 1);
     run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
     let generate = || {
         let requests: Vec<_> = (0..4).map(|sample| request(0, sample, 20)).collect();

@@ -25,6 +25,7 @@ mod mirrors;
 mod pool;
 mod processes;
 mod real_vllm;
+mod real_vllm_turns;
 mod stand_in;
 mod support;
 mod vllm_measures;
@@ -60,7 +61,7 @@ fn guard() {
     match arguments.iter().position(|argument| argument == "--") {
         Some(at) => {
             let guard = arguments[at - 1].to_str().unwrap().parse().unwrap();
-            guard::become_program(guard, &arguments[at + 1..]);
+            guard::become_program(guard, false, &arguments[at + 1..]);
         }
         None => guard::run(&this()).unwrap(),
     }

@@ -56,7 +56,7 @@ fn with_host(answer: fn(&Path) -> Result<Localized, String>) -> (ReplicaPool, Ar
     let pool = pool(1);
     let host = Arc::new(Host { stand_in: StandIn::start(), asked: Mutex::default(), answer });
     let server = Server::vllm(&format!("http://127.0.0.1:{}", host.stand_in.port())).unwrap();
-    pool.join_managed(server, Arc::clone(&host) as Arc<dyn Restart>);
+    pool.join_managed(server, Arc::clone(&host) as Arc<dyn Restart>, 1);
     (pool, host)
 }
 
@@ -112,7 +112,7 @@ fn a_server_that_is_restarted_loads_the_copy_of_its_node() {
         let (name, startup) = ("replica 0".to_owned(), Duration::from_mins(2));
         let process = ServerProcess::new(host, name, command("serve"), server(), startup, None);
         let process = process.with_mirrors(ServerMirrors { mirrors, always, has_digests: false });
-        pool.join_managed(server(), Arc::new(process));
+        pool.join_managed(server(), Arc::new(process), 1);
         let published = trainer.main(1);
         run(pool.load(&published, OnUpdate::Finish)).unwrap();
         if !always {

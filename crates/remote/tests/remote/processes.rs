@@ -60,7 +60,7 @@ pub(crate) fn pool(restarts: u32) -> ReplicaPool {
 fn a_process_that_dies_is_started_again() {
     let (pool, trainer) = (pool(10), Trainer::new());
     let started = Started::new(1..3);
-    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>);
+    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>, 1);
     run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
     assert_eq!(started.starts.load(Ordering::Relaxed), 1);
     // It dies, and the next two starts fail.
@@ -75,7 +75,7 @@ fn a_process_that_dies_is_started_again() {
 fn a_process_that_fails_to_start_is_given_up() {
     let (pool, trainer) = (pool(2), Trainer::new());
     let started = Started::new(0..u32::MAX);
-    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>);
+    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>, 1);
     let error = run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap_err();
     assert!(error.to_string().contains("exit code 1; end of its output:\n  | out of memory"), "{error}");
     // Each failed start was reported when it happened.
@@ -131,7 +131,7 @@ fn a_daemon_starts_servers_and_ends_them() {
             Duration::from_mins(2),
             None,
         );
-        pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process));
+        pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process), 1);
         urls.push(format!("127.0.0.1:{port}"));
     }
     run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
@@ -186,7 +186,7 @@ fn servers_of_a_lost_daemon_are_started_again_by_another() {
         Duration::from_mins(2),
         None,
     );
-    pool.join_managed(server(), Arc::new(process));
+    pool.join_managed(server(), Arc::new(process), 1);
     run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
     let before = server_at(port);
     let daemon = parent(parent(before)).to_string();
@@ -220,7 +220,7 @@ fn the_end_of_the_output_is_quoted_and_all_of_it_kept() {
         Some(log.clone()),
     );
     let pool = pool(1);
-    pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process));
+    pool.join_managed(Server::vllm(&url).unwrap(), Arc::new(process), 1);
     let error = run(pool.load(&Trainer::new().main(1), OnUpdate::Finish)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("a server that cannot start"), "{error}");

@@ -1,6 +1,7 @@
 //! vLLM itself, compared with transformers. Needs `RLOOM_TEST_VLLM`: the Python interpreter of an environment that has both.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -22,7 +23,7 @@ use crate::support::{request, run};
 
 /// Largest difference of log-probabilities between vLLM and transformers, both in f32.
 const TOLERANCE: f32 = 1e-3;
-const LIMITS: ModelLimits = ModelLimits { context: 256, vocabulary: 512 };
+pub(crate) const LIMITS: ModelLimits = ModelLimits { context: 256, vocabulary: 512 };
 
 /// Layers and width of a model.
 pub(crate) struct Size(pub(crate) usize, pub(crate) usize);
@@ -65,7 +66,11 @@ impl Transformers {
 
     /// Log-probability of each token but the first.
     fn score(&self, version: u64, tokens: &[u32], temperature: f32) -> Vec<f32> {
-        let folder = self.folder(version);
+        self.score_folder(self.folder(version), tokens, temperature)
+    }
+
+    /// Log-probability of each token but the first by the model in a folder.
+    pub(crate) fn score_folder(&self, folder: &Path, tokens: &[u32], temperature: f32) -> Vec<f32> {
         let scores = self
             .ask(&json!({ "op": "score", "folder": folder, "tokens": tokens, "temperature": temperature }));
         serde_json::from_value(scores).unwrap()
@@ -109,6 +114,17 @@ pub(crate) struct Vllm {
 
 impl Vllm {
     pub(crate) fn start(settings: &ServerSettings, slot: &Slot, model: &Path, folder: &Path) -> Self {
+        Self::start_with(settings, slot, model, folder, &[])
+    }
+
+    /// A server with further variables in its environment.
+    pub(crate) fn start_with(
+        settings: &ServerSettings,
+        slot: &Slot,
+        model: &Path,
+        folder: &Path,
+        variables: &[(&str, OsString)],
+    ) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let command =
             ServerCommand::vllm(settings, LIMITS, slot, model, port, &folder.join("modules")).unwrap();
@@ -117,6 +133,7 @@ impl Vllm {
         let child = Command::new(command.program)
             .args(command.arguments)
             .envs(command.environment)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdout(output.try_clone().unwrap())
             .stderr(output)
             .process_group(0)
@@ -144,7 +161,7 @@ impl Drop for Vllm {
     }
 }
 
-fn close(own: &[f32], reference: &[f32], place: &str) {
+pub(crate) fn close(own: &[f32], reference: &[f32], place: &str) {
     assert_eq!(own.len(), reference.len());
     let worst = own.iter().zip(reference).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     println!("{place}: largest difference {worst:.1e} over {} tokens", own.len());

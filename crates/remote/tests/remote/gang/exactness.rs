@@ -222,7 +222,7 @@ fn three_ranks_agree_with_the_embedded_engine() {
     agree(3, |settings| settings);
 }
 
-fn train(engine: &mut dyn TrainEngine, steps: std::ops::Range<u64>) {
+pub(crate) fn train(engine: &mut dyn TrainEngine, steps: std::ops::Range<u64>) {
     let (_, _, of) = losses()[0];
     for step in steps {
         let all = trajectories(step);

@@ -6,4 +6,7 @@ mod conformance;
 mod exactness;
 mod failures;
 mod local_ranks;
-mod support;
+mod publications;
+pub(crate) mod support;
+
+pub(crate) use exactness::train;

@@ -367,6 +367,45 @@ fn server_and_rank_take_turns_on_a_device() {
     }
 }
 
+/// No rank trains before all servers have given their memory away, and no server takes memory before the ranks have left.
+#[test]
+fn several_servers_take_turns_with_the_ranks() {
+    let stand_ins = [StandIn::start(), StandIn::start()];
+    let pool = pool_up(&[&stand_ins[0], &stand_ins[1]], &ServerSettings { sleep: true, ..settings(2) });
+    let mut ranks = Ranks::start();
+    let first = ranks.update(&pool, 1, Form::Folder);
+    for replica in [0, 1] {
+        until_loaded(&pool, replica, &first);
+    }
+    for stand_in in &stand_ins {
+        stand_in.lock().log = Arc::clone(&ranks.shared.log);
+    }
+    for version in [2, 3] {
+        complete(&pool, version, version - 1);
+        ranks.log();
+        run(pool.release()).unwrap();
+        ranks.train(version);
+        let published = ranks.publish(version, Form::Folder);
+        ranks.gang.park().unwrap();
+        run(pool.load(&published, OnUpdate::Finish)).unwrap();
+        for replica in [0, 1] {
+            until_loaded(&pool, replica, &published);
+        }
+        let log = ranks.log();
+        let places = |name: &str| {
+            let of_name = log.iter().enumerate().filter(|(_, entry)| entry.as_str() == name);
+            of_name.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let (asleep, trained) = (places("/sleep?level=2&mode=abort"), places("restore"));
+        let (left, awake) = (places("park"), places("/wake_up?tags=weights"));
+        let served = places("/wake_up?tags=kv_cache");
+        assert_eq!((asleep.len(), awake.len(), served.len()), (2, 2, 2), "{log:?}");
+        assert!(asleep[1] < trained[0] && trained[0] < left[0] && left[0] < awake[0], "{log:?}");
+    }
+    complete(&pool, 4, 3);
+    assert_eq!(pool.failures(), []);
+}
+
 /// A server that failed is loaded from a folder, and the rank leaves the device as after a transfer.
 #[test]
 fn a_rank_leaves_the_device_to_a_server_that_reads_a_folder() {
@@ -402,7 +441,7 @@ fn servers_start_when_the_trainer_has_left_the_device() {
         let pool = pool_of(&[], &ServerSettings { sleep: true, ..settings(1) });
         let mut ranks = Ranks::start();
         let log = Arc::clone(&ranks.shared.log);
-        pool.join_managed(stand_in.server(), Arc::new(LoggedRestart(log)));
+        pool.join_managed(stand_in.server(), Arc::new(LoggedRestart(log)), 1);
         let is_relevant =
             |entry: &String| ["restart", "restore", "park", "publish"].contains(&entry.as_str());
         let expected = if form == Form::Ipc {
