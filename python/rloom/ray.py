@@ -106,9 +106,13 @@ class Launcher:
         self.events = events
         #: The reason for which the launcher ends; None for the end of standard input.
         self.outcome: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        wanted = {"CPU": options.cpus_per_node, "GPU": options.gpus_per_node}
-        self.bundle = {name: number for name, number in wanted.items() if number}
-        self.need = "{" + ", ".join(f"{name}: {number:g}" for name, number in self.bundle.items()) + "}"
+        nodes = [(options.cpus_per_node, options.gpus_per_node)] * options.nodes
+        nodes += [(options.cpus_per_cpu_node, 0.0)] * options.cpu_nodes
+        #: Cores and GPUs of each daemon, by its number.
+        self.bundles = [
+            {name: number for name, number in (("CPU", cpus), ("GPU", gpus)) if number}
+            for cpus, gpus in nodes
+        ]
         self.group: Any = None
         #: When Ray's head has answered last.
         self.answered = time.monotonic()
@@ -165,10 +169,11 @@ class Launcher:
         host, _, port = options.controller.rpartition(":")
         if host in ("0.0.0.0", "[::]"):  # all interfaces: Ray knows which one the nodes reach
             host = ray.util.get_node_ip_address()
-        self.group = placement_group([self.bundle] * options.nodes, strategy=options.placement.upper())
+        self.group = placement_group(self.bundles, strategy=options.placement.upper())
         self.await_group()
-        remote = ray.remote(max_restarts=-1, num_cpus=options.cpus_per_node, num_gpus=options.gpus_per_node)
-        for index in range(options.nodes):
+        for index, bundle in enumerate(self.bundles):
+            cpus, gpus = bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)
+            remote = ray.remote(max_restarts=-1, num_cpus=cpus, num_gpus=gpus)
             strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
             arguments = ["--controller", f"{host}:{port}", "--index", str(index)]
             actor = remote(Daemon).options(scheduling_strategy=strategy)
@@ -182,7 +187,7 @@ class Launcher:
         began = time.monotonic()
         while not self.group.wait(timeout_seconds=REPORT_SECONDS):
             seconds = time.monotonic() - began
-            needed, offered = f"{self.options.nodes} x {self.need}", offer()
+            needed, offered = need(self.bundles), offer()
             self.answered = time.monotonic()
             if seconds > self.options.timeout:
                 how = f"{needed} ({self.options.placement}) within {self.options.timeout:g} s"
@@ -220,7 +225,9 @@ class Launcher:
                 node, address = ray.get(call, timeout=REPORT_SECONDS)
                 return node, address
             seconds = round(time.monotonic() - began, 1)
-            self.emit("pending", index=index, seconds=seconds, needed=f"1 x {self.need}", offered=offer())
+            self.emit(
+                "pending", index=index, seconds=seconds, needed=need([self.bundles[index]]), offered=offer()
+            )
 
     def clean(self) -> None:
         """Removes the placement group, which ends the actors, and disconnects."""
@@ -230,6 +237,12 @@ class Launcher:
         if self.group is not None:
             remove_placement_group(self.group)
         ray.shutdown()
+
+
+def need(bundles: list[dict[str, float]]) -> str:
+    """Bundles, for people: `2 x {CPU: 8, GPU: 1} + 1 x {CPU: 4}`."""
+    texts = ["{" + ", ".join(f"{name}: {number:g}" for name, number in own.items()) + "}" for own in bundles]
+    return " + ".join(f"{count} x {text}" for text, count in collections.Counter(texts).items())
 
 
 def offer() -> str:
@@ -260,6 +273,8 @@ def main() -> int:
     parser.add_argument("--address", default="auto", metavar="auto|local|HOST:PORT")
     parser.add_argument("--cpus-per-node", type=float, default=1.0)
     parser.add_argument("--gpus-per-node", type=float, default=0.0)
+    parser.add_argument("--cpu-nodes", default=0, type=int, help="further nodes, which have no GPUs")
+    parser.add_argument("--cpus-per-cpu-node", type=float, default=1.0)
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument(
         "--program", help="the rloom binary on the nodes [default: that of the package there]"

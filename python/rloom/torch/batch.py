@@ -62,6 +62,10 @@ class Batch:
         lengths = tuple(self.lengths[i] for i in sequences)
         return Batch(torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature))
 
+    def only_or_dummy(self, sequences: Sequence[int]) -> Batch:
+        """Returns a batch of some sequences, or one that scores nothing if there are none."""
+        return self.only(sequences) if sequences else Batch.dummy()
+
     def scored_of(self, sequences: Sequence[int]) -> Tensor:
         """Returns the indices of some sequences' scored tokens in the lists over all scored tokens."""
         scored = self.rows_by_sequence

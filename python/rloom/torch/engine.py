@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from rloom._native import WeightDigest
 from rloom.torch.batch import Batch
-from rloom.torch.errors import LossError, NotFiniteError, RankError
-from rloom.torch.model import Scores, ScoringModel
+from rloom.torch.errors import CheckpointError, LossError, NotFiniteError, RankError
+from rloom.torch.model import VALUE_HEAD, Scores, ScoringModel, open_model
 from rloom.torch.optimizer import Optimizer
 from rloom.torch.probe import choose_layout
-from rloom.torch.world import World
+from rloom.torch.world import World, shape_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rloom.torch.loss import Coefficients, Loss
     from rloom.torch.settings import Settings
 
@@ -55,7 +59,7 @@ class Engine:
         if settings.reference is not None:
             self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
             choose_layout(self.reference, dtype)
-        self.optimizer = _optimizer(self.model, settings, world)
+        self.optimizer: Optimizer = _optimizer(self.model, settings, world)
         self.is_parked = False
 
     def score(
@@ -69,7 +73,7 @@ class Engine:
         for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
             with torch.no_grad(), self.world.agreement():
                 scores = self._score(model, batch)
-                _check_finite(scores, micro_batch)
+                check_finite(scores, micro_batch)
             if micro_batch is not None:
                 results.append(scores)
             progress(done)
@@ -101,11 +105,38 @@ class Engine:
     def digest(self) -> int:
         """Returns the digest of the weights, equal on every engine of the same model."""
         digest = WeightDigest()
-        for weight in self.model.named_weights().values():
-            values = self.world.whole(weight)
+        for _, values in self.whole_weights():
             if self.world.rank == 0:
                 digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.value
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights by their names in Hugging Face folders, in the order of the digest; every rank has to call it."""
+        for name, weight in self.model.named_weights().items():
+            yield name, self.world.whole(weight)
+
+    def load(self, folder: Path) -> None:
+        """Replaces the weights by those of a folder; every rank has to call it."""
+        settings, world = self.settings, self.world
+        dtype = torch.float64 if settings.dtype == "f64" else torch.float32
+        with world.access(f"read {folder}"):
+            whole = None
+            if world.rank == 0:
+                # With a value head of its own, the folder is that of a policy.
+                whole = open_model(str(folder), settings.heads, dtype=dtype)
+                if whole.score is not None:
+                    head = load_file(folder / VALUE_HEAD)
+                    whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
+        own = self.model.named_weights()
+        given = None if whole is None else whole.named_weights()
+        with world.access(f"read {folder}"):
+            if given is not None and {n: x.shape for n, x in given.items()} != {
+                n: shape_of(x) for n, x in own.items()
+            }:
+                raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
+        for name, weight in own.items():
+            full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name].detach()
+            world.broadcast_into(weight, full.contiguous())
 
     def park(self) -> None:
         """Moves weights, gradients and moments from the device to host memory until `resume`."""
@@ -126,7 +157,7 @@ class Engine:
             micro_batch = first + self.world.group
             yield (micro_batch, batches[micro_batch]) if micro_batch < total else (None, Batch.dummy())
 
-    def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[_Parts]:
+    def _plan(self, batches: dict[int, Batch], total: int, loss: Loss) -> list[Parts]:
         """Divides each micro-batch into sequences to train and to score; agrees on each round's passes."""
         plan = []
         for micro_batch, batch in self._rounds(batches, total):
@@ -134,7 +165,7 @@ class Engine:
             inert += [False] * (len(batch.lengths) - len(inert))
             scored = [i for i, is_inert in enumerate(inert) if is_inert and micro_batch is not None]
             trained = [i for i, is_inert in enumerate(inert) if not is_inert]
-            plan.append(_Parts(scored, trained))
+            plan.append(Parts(scored, trained))
         sizes = torch.tensor([[len(part.scored), len(part.trained)] for part in plan], dtype=torch.long).view(
             -1, 2
         )
@@ -143,11 +174,10 @@ class Engine:
         return plan
 
     def _accumulate_one(
-        self, micro_batch: int | None, batch: Batch, parts: _Parts, loss: Loss
+        self, micro_batch: int | None, batch: Batch, parts: Parts, loss: Loss
     ) -> Trained | None:
         # Sequences to score go first, while there are no activations in memory.
-        scored = Batch.dummy() if not parts.scored else batch.only(parts.scored)
-        trained = Batch.dummy() if not parts.trained else batch.only(parts.trained)
+        scored, trained = batch.only_or_dummy(parts.scored), batch.only_or_dummy(parts.trained)
         only_scored = with_graph = None
         if parts.most_scored:
             with torch.no_grad():
@@ -161,12 +191,10 @@ class Engine:
         coefficients = None
         with self.world.agreement():
             if micro_batch is not None:
-                merged = _merged(batch, parts, only_scored, with_graph)
-                _check_finite(merged, micro_batch)
-                coefficients = loss.evaluate(micro_batch, merged)
-                for sequence in parts.scored:
-                    if not coefficients.is_zero(batch.scored_of([sequence])):
-                        raise LossError("inert", micro_batch=micro_batch, not_inert=sequence)
+                scores = merged(batch, parts, only_scored, with_graph)
+                check_finite(scores, micro_batch)
+                coefficients = loss.evaluate(micro_batch, scores)
+                check_inert(coefficients, batch, parts.scored, micro_batch)
         if parts.most_trained and self.model.layout == "unpacked":
             self._back_propagate_each(batch, parts, coefficients)
         elif with_graph is not None:
@@ -176,10 +204,10 @@ class Engine:
         count = sum(batch.lengths[i] for i in parts.trained)
         return Trained(micro_batch, coefficients.terms, count, sum(batch.lengths) - count)
 
-    def _back_propagate_each(self, batch: Batch, parts: _Parts, coefficients: Coefficients | None) -> None:
+    def _back_propagate_each(self, batch: Batch, parts: Parts, coefficients: Coefficients | None) -> None:
         for place in range(parts.most_trained):
             own = parts.trained[place : place + 1]
-            scores = self.optimizer.module(batch.only(own) if own else Batch.dummy())
+            scores = self.optimizer.module(batch.only_or_dummy(own))
             self._backward(batch, own, coefficients, scores)
 
     def _backward(
@@ -206,6 +234,15 @@ class Engine:
         return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
 
 
+def open_engine(settings: Settings, world: World) -> Engine:
+    """Opens the engine of a backend."""
+    if settings.backend != "megatron":
+        return Engine(settings, world)
+    from rloom.torch.megatron import MegatronEngine
+
+    return MegatronEngine(settings, world)
+
+
 def _optimizer(model: ScoringModel, settings: Settings, world: World) -> Optimizer:
     if settings.backend == "torch":
         return Optimizer(model, settings, world)
@@ -222,7 +259,7 @@ def free_device(device: torch.device) -> None:
 
 
 @dataclass
-class _Parts:
+class Parts:
     """Sequences of a micro-batch, and the largest number of each kind on any rank."""
 
     scored: Sequence[int]
@@ -231,9 +268,16 @@ class _Parts:
     most_trained: int = 0
 
 
-def _merged(batch: Batch, parts: _Parts, scored: Scores | None, trained: Scores | None) -> Scores:
-    """Scores of the whole micro-batch from those of its parts."""
-    merged = []
+def check_inert(coefficients: Coefficients, batch: Batch, sequences: Sequence[int], micro_batch: int) -> None:
+    """Refuses a loss that has coefficients for sequences which it declared to have none."""
+    for sequence in sequences:
+        if not coefficients.is_zero(batch.scored_of([sequence])):
+            raise LossError("inert", micro_batch=micro_batch, not_inert=sequence)
+
+
+def merged(batch: Batch, parts: Parts, scored: Scores | None, trained: Scores | None) -> Scores:
+    """Returns the scores of the whole micro-batch from those of its parts."""
+    lists = []
     for field in range(4):
         of_sequence = [
             [i] if field == 3 else batch.scored_of([i]).tolist() for i in range(len(batch.lengths))
@@ -245,11 +289,12 @@ def _merged(batch: Batch, parts: _Parts, scored: Scores | None, trained: Scores 
             if scores is not None and own and len(scores[field]):
                 whole[own] = scores[field].detach().float().cpu()
                 is_empty = False
-        merged.append(torch.empty(0) if is_empty else whole)
-    return Scores(*merged)
+        lists.append(torch.empty(0) if is_empty else whole)
+    return Scores(*lists)
 
 
-def _check_finite(scores: Scores, micro_batch: int | None) -> None:
+def check_finite(scores: Scores, micro_batch: int | None) -> None:
+    """Refuses scores that are infinite or NaN."""
     for what, lists in (("log_probability", scores[:2]), ("value", scores[2:])):
         if not all(bool(torch.isfinite(x).all()) for x in lists):
             raise NotFiniteError(what, micro_batch)

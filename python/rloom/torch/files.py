@@ -5,49 +5,47 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers import GenerationConfig
 
 from rloom.torch.errors import CheckpointError
-from rloom.torch.model import open_model
-from rloom.torch.world import shape_of
+from rloom.torch.model import VALUE_HEAD, VALUE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from rloom.torch.engine import Engine
 
 Listed = list[tuple[str, int]]
 
-VALUE_HEAD = "trainer/value_head.safetensors"
 MOMENTS = "trainer/optimizer"
+#: What rank 0 alone writes of them; the last two are Megatron's.
+INDEX = (".metadata", "common.pt", "metadata.json")
 #: Moments as the embedded engine writes them.
 EMBEDDED_MOMENTS = "trainer/optimizer.safetensors"
-STEPS = "steps"
 GENERATION = "generation_config.json"
-VALUE_NAMES = ("score.weight", "score.bias")
 #: Longest wait until rank 0 sees the files that ranks on other hosts have written: network file systems cache attributes.
 VISIBLE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 
 
-def write_model(engine: Engine, folder: Path) -> Listed:
-    """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it."""
+def write_model(engine: Engine, folder: Path, is_exact: bool = True) -> Listed:
+    """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it.
+
+    Those of a computation in bf16 are rounded to it unless they have to be exact.
+    """
+    dtype = torch.bfloat16 if engine.settings.dtype == "bf16" and not is_exact else None
     weights = {}
-    for name, weight in engine.model.named_weights().items():
-        whole = engine.world.whole(weight)
+    for name, whole in engine.whole_weights():
         if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
-            weights[name] = whole.to("cpu", copy=True)
-    with _agreement(engine, f"write {folder}"):
+            weights[name] = whole.to("cpu", dtype or whole.dtype, copy=True)
+    with engine.world.access(f"write {folder}"):
         if engine.world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             _write_hf(engine, folder, weights)
@@ -58,76 +56,43 @@ def save(engine: Engine, folder: Path) -> Listed:
     """Writes model, value head and moments, and returns the files; every rank has to call it."""
     written = write_model(engine, folder)
     trainer = folder / "trainer"
-    with _agreement(engine, f"write {trainer}"):
+    with engine.world.access(f"write {trainer}"):
         if engine.world.rank == 0:
             shutil.rmtree(trainer, ignore_errors=True)
             (folder / MOMENTS).mkdir(parents=True)
     if engine.model.score is not None:
         head = {name: engine.world.whole(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
-        with _agreement(engine, f"write {VALUE_HEAD}"):
+        with engine.world.access(f"write {VALUE_HEAD}"):
             if engine.world.rank == 0:
                 save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})
-    state = {**engine.optimizer.state(), STEPS: torch.tensor(engine.optimizer.steps)}
-    try:
-        state_dict_saver.save(state, checkpoint_id=folder / MOMENTS, no_dist=engine.world.mesh is None)
-    except (CheckpointException, OSError) as error:
-        raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
+    engine.optimizer.write(folder / MOMENTS)
     # Every rank knows the files that it has written; rank 0 also wrote the index and the value head.
     return (
         written
-        + _listed(engine, folder, "trainer/*.safetensors", f"{MOMENTS}/.metadata")
+        + _listed(engine, folder, "trainer/*.safetensors", *(f"{MOMENTS}/{name}" for name in INDEX))
         + _listed(engine, folder, f"{MOMENTS}/__{engine.world.rank}_*", of_all=True)
     )
 
 
 def restore(engine: Engine, folder: Path) -> None:
     """Continues from a folder of `save`, of any number of ranks, or from one of the embedded engine."""
-    settings, world = engine.settings, engine.world
-    dtype = torch.float64 if settings.dtype == "f64" else torch.float32
-    with _agreement(engine, f"read {folder}"):
-        whole = None
-        if world.rank == 0:
-            # With a value head of its own, the folder is that of a policy.
-            whole = open_model(str(folder), settings.heads, dtype=dtype)
-            if whole.score is not None:
-                head = load_file(folder / VALUE_HEAD)
-                whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
-    own = engine.model.named_weights()
-    given = None if whole is None else whole.named_weights()
-    with _agreement(engine, f"read {folder}"):
-        if given is not None and {n: x.shape for n, x in given.items()} != {
-            n: shape_of(x) for n, x in own.items()
-        }:
-            raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
-    for name, weight in own.items():
-        full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name].detach()
-        world.broadcast_into(weight, full.contiguous())
+    engine.load(folder)
     engine.optimizer.zero()
     _restore_moments(engine, folder)
 
 
 def _restore_moments(engine: Engine, folder: Path) -> None:
-    state = engine.optimizer.state()
     # Rank 0 decides: what other hosts see may be older.
     is_embedded = engine.world.rank == 0 and (folder / EMBEDDED_MOMENTS).is_file()
     if engine.world.largest(torch.tensor([is_embedded], dtype=torch.long)).item():
-        steps = _read_embedded(engine, folder / EMBEDDED_MOMENTS, state)
+        engine.optimizer.restored(_read_embedded(engine, folder / EMBEDDED_MOMENTS))
     else:
-        steps_read = torch.tensor(0)
-        try:
-            state_dict_loader.load(
-                {**state, STEPS: steps_read},
-                checkpoint_id=folder / MOMENTS,
-                no_dist=engine.world.mesh is None,
-            )
-        except (CheckpointException, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{folder / MOMENTS}: {error}") from error
-        steps = int(steps_read)
-    engine.optimizer.restored(steps)
+        engine.optimizer.read(folder / MOMENTS)
 
 
-def _read_embedded(engine: Engine, path: Path, state: dict[str, Tensor]) -> int:
-    with _agreement(engine, f"read {path}"), safe_open(path, framework="pt") as file:
+def _read_embedded(engine: Engine, path: Path) -> int:
+    state = engine.optimizer.state()
+    with engine.world.access(f"read {path}"), safe_open(path, framework="pt") as file:
         for name, own in state.items():
             engine.world.keep_part(own, file.get_tensor(name))
         steps = (file.metadata() or {}).get("step", "")
@@ -151,14 +116,14 @@ def _write_hf(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
 def _listed(engine: Engine, folder: Path, *patterns: str, of_all: bool = False) -> Listed:
     """Lists files that rank 0 has written, or all ranks have, once rank 0 sees them; every rank has to call it."""
     own: Listed = []
-    with _agreement(engine, f"list {folder}"):
+    with engine.world.access(f"list {folder}"):
         if of_all or engine.world.rank == 0:
             paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
             for parent in {path.parent for path in paths}:
                 _sync(parent)
             own = [(str(path.relative_to(folder)), path.stat().st_size) for path in paths]
     listed = sorted(name for names in engine.world.gathered(own) for name in names)
-    with _agreement(engine, f"list {folder}"):
+    with engine.world.access(f"list {folder}"):
         if engine.world.rank == 0:
             _await_visible(folder, listed)
     return listed
@@ -190,13 +155,3 @@ def _size(path: Path) -> int | None:
             return os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _agreement(engine: Engine, access: str) -> Iterator[None]:
-    """Raises on every rank what any of them raises."""
-    with engine.world.agreement():
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-            raise CheckpointError(f"could not {access}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 #: Bytes of the logits of a chunk, by kind of device.
@@ -61,10 +62,7 @@ class _Scores(torch.autograd.Function):
         for start in range(0, rows, size):
             own = slice(start, min(start + size, rows))
             logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
-            # By logit i: d_logprob · ([i = target] - p_i) - d_entropy · p_i · (ln p_i + H).
-            factor = logprobs + entropy[own, None]
-            factor.mul_(d_entropy[own, None]).add_(d_logprob[own, None])
-            d_logits = factor.mul_(logprobs.exp_()).neg_()
+            d_logits = _without_target(logprobs, entropy[own], d_logprob[own], d_entropy[own])
             d_logits.scatter_add_(1, targets[own, None], d_logprob[own, None])
             d_logits.mul_(inv_temperature[own, None])
             if d_bias is not None:
@@ -81,6 +79,75 @@ class _Scores(torch.autograd.Function):
             d_weight = torch.zeros_like(weight)
         to_bias = None if d_bias is None else d_bias.to(bias.dtype)
         return d_hidden, d_weight.to(weight.dtype), to_bias, None, None
+
+
+class _ShardedScores(torch.autograd.Function):
+    """The same from logits of which each rank of a group has some columns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        vocabulary: int,
+        targets: Tensor,
+        inv_temperature: Tensor,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        first = dist.get_rank(group) * logits.shape[1]
+        # The last columns may be padding.
+        ctx.size = size = min(max(vocabulary - first, 0), logits.shape[1])
+        places = targets - first
+        is_own = (places >= 0) & (places < size)
+        places = places.where(is_own, 0)
+        logprob = torch.empty(len(logits), dtype=_precision(logits), device=logits.device)
+        entropy, normalizer = torch.empty_like(logprob), torch.empty_like(logprob)
+        for own in _chunks(logits):
+            z = logits[own, :size].to(logprob.dtype) * inv_temperature[own, None].to(logprob.dtype)
+            top = z.amax(1) if size else z.new_full((len(z),), torch.finfo(z.dtype).min)
+            dist.all_reduce(top, dist.ReduceOp.MAX, group)
+            z -= top[:, None]
+            target = z.gather(1, places[own, None])[:, 0].where(is_own[own], 0) if size else 0 * top
+            p = z.exp()
+            sums = torch.stack([p.sum(1), _weighted(p, z), target])
+            dist.all_reduce(sums, group=group)
+            normalizer[own] = top + sums[0].log()
+            logprob[own] = sums[2] - sums[0].log()
+            entropy[own] = sums[0].log() - sums[1] / sums[0]
+        ctx.save_for_backward(logits, places, is_own, inv_temperature, normalizer, entropy)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        logits, places, is_own, inv_temperature, normalizer, entropy = ctx.saved_tensors
+        d_all, size = torch.zeros_like(logits), ctx.size
+        for own in _chunks(logits):
+            inverse = inv_temperature[own, None].to(normalizer.dtype)
+            logprobs = logits[own, :size].to(normalizer.dtype) * inverse - normalizer[own, None]
+            d_logits = _without_target(logprobs, entropy[own], d_logprob[own], d_entropy[own])
+            if size:
+                d_logits.scatter_add_(1, places[own, None], (d_logprob * is_own)[own, None])
+            d_all[own, :size] = d_logits.mul_(inverse).to(d_all.dtype)
+        return d_all, None, None, None, None
+
+
+def sharded_token_scores(
+    logits: Tensor, vocabulary: int, targets: Tensor, inv_temperature: Tensor, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Returns what `token_scores` returns, where each rank of a group has equally many columns of the logits, `[S, V / N]`."""
+    return _ShardedScores.apply(logits, vocabulary, targets, inv_temperature, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    rows, vocabulary = logits.shape
+    size = chunk_rows(vocabulary, logits.device)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _without_target(logprobs: Tensor, entropy: Tensor, d_logprob: Tensor, d_entropy: Tensor) -> Tensor:
+    """Derivative by logit i, `d_logprob · ([i = target] - p_i) - d_entropy · p_i · (ln p_i + H)`, but for the target's term."""
+    factor = logprobs + entropy[:, None]
+    factor.mul_(d_entropy[:, None]).add_(d_logprob[:, None])
+    return factor.mul_(logprobs.exp_()).neg_()
 
 
 def _precision(hidden: Tensor) -> torch.dtype:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rloom.torch.batch import Batch
     from rloom.torch.settings import Heads
 
+#: File of a value head in a checkpoint, and the names of its tensors.
+VALUE_HEAD = "trainer/value_head.safetensors"
+VALUE_NAMES = ("score.weight", "score.bias")
 #: Treatment of a micro-batch: packed with own attention or the mask of transformers, or sequence by sequence.
 Layout = Literal["packed", "masked", "unpacked"]
 

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 
-from rloom.torch.errors import NotFiniteError
+from rloom.torch.errors import CheckpointError, NotFiniteError
 from rloom.torch.world import World, local_part
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rloom.torch.model import ScoringModel
     from rloom.torch.settings import OptimizerSettings, Settings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STEPS = "steps"
 
 
 class Optimizer:
@@ -89,6 +94,24 @@ class Optimizer:
                 own.update(step=on_host, **{moment: torch.zeros_like(weight) for moment in MOMENTS})
             state |= {f"{moment}.{name}": own[moment] for moment in MOMENTS}
         return state
+
+    def write(self, folder: Path) -> None:
+        """Writes the moments as a distributed checkpoint of PyTorch; every rank has to call it."""
+        state = {**self.state(), STEPS: torch.tensor(self.steps)}
+        try:
+            state_dict_saver.save(state, checkpoint_id=folder, no_dist=self.world.mesh is None)
+        except (CheckpointException, OSError) as error:
+            raise CheckpointError(f"{folder}: {error}") from error
+
+    def read(self, folder: Path) -> None:
+        """Reads the moments of any number of ranks; every rank has to call it."""
+        steps = torch.tensor(0)
+        state = {**self.state(), STEPS: steps}
+        try:
+            state_dict_loader.load(state, checkpoint_id=folder, no_dist=self.world.mesh is None)
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{folder}: {error}") from error
+        self.restored(int(steps))
 
     def restored(self, steps: int) -> None:
         """Continues after `steps` steps, whose moments are in the tensors of `state`."""

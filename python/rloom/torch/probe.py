@@ -11,7 +11,10 @@ from rloom.torch.batch import Batch
 from rloom.torch.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rloom.torch.model import Layout, Scores, ScoringModel
+    from rloom.torch.world import World
 
 #: Largest difference of two log-probabilities that counts as rounding, by number format of the computation.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.15}
@@ -48,6 +51,20 @@ def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
                 )
     model.set_layout("unpacked")
     return "unpacked"
+
+
+def check_packing(
+    scores: Callable[[Batch], Tensor | None], model: ScoringModel, dtype: torch.dtype, world: World
+) -> None:
+    """Refuses a model whose scores of packed sequences are not those of each alone; ranks without scores agree."""
+    whole = _batch(model.vocabulary)
+    packed, alone = scores(whole), [scores(whole.only([i])) for i in range(len(LENGTHS))]
+    with world.agreement():
+        if packed is None:
+            return
+        off = _difference(packed, torch.cat([own for own in alone if own is not None]))
+        if off > TOLERANCE[dtype]:
+            raise ModelError(f"{type(model.hf).__name__}: scores of packed sequences differ by {off:.2g}")
 
 
 def check_heads(model: ScoringModel) -> None:

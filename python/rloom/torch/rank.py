@@ -15,7 +15,7 @@ import torch
 from rloom._native import NativeError
 from rloom.torch import files
 from rloom.torch.batch import Batch
-from rloom.torch.engine import Engine, Progress, free_device
+from rloom.torch.engine import Engine, Progress, free_device, open_engine
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.sending import WeightSender
@@ -89,12 +89,13 @@ class Rank:
         """Joins the other ranks and opens the model."""
         settings = Settings.from_json(asked["settings"])
         self.world = World.join(settings)
-        self.opened = Engine(settings, self.world)
+        self.opened = open_engine(settings, self.world)
         device = self.world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         is_exact = device.type == "cpu" or settings.deterministic
         path = f"{settings.backend}-{torch.__version__}-{name}-{settings.dtype}-{self.world.size}"
-        path += f"-{self.world.sequence_parallel}" if self.world.sequence_parallel > 1 else ""
+        sizes = (settings.sequence_parallel, *settings.parallel.values(), settings.expert_parallel)
+        path += "".join(f"-{size}" for size in sizes) if max(sizes) > 1 else ""
         return {
             "numeric_path": f"{path}-{torch.get_num_threads()}-{torch.backends.cpu.get_cpu_capability()}",
             "repeats_bits": is_exact,
@@ -111,7 +112,7 @@ class Rank:
         )
         results = {
             f"{i}.{name}": x
-            for i, own in zip(sorted(batches), scores, strict=True)
+            for i, own in zip(sorted(batches), scores, strict=False)  # a rank without a head has none
             for name, x in own._asdict().items()
         }
         return {}, results
@@ -152,7 +153,7 @@ class Rank:
 
     def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Writes the weights as a model folder."""
-        return {"files": files.write_model(self._parked, Path(asked["folder"]))}, {}
+        return {"files": files.write_model(self._parked, Path(asked["folder"]), asked["is_exact"])}, {}
 
     def do_send(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Takes part in the transfer of weights to a server."""

@@ -24,7 +24,7 @@ class Settings:
 
     #: Folder of the policy.
     model: str
-    backend: Literal["torch", "deepspeed"] = "torch"
+    backend: Literal["torch", "deepspeed", "megatron"] = "torch"
     heads: Heads = "policy"
     #: Folder of the reference policy, if the algorithm reads it.
     reference: str | None = None
@@ -36,6 +36,11 @@ class Settings:
     shard: int | None = None
     #: Consecutive ranks that divide the tokens of a micro-batch.
     sequence_parallel: int = 1
+    #: Sizes of Megatron; names as in a recipe.
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    context_parallel: int = 1
+    expert_parallel: int = 1
     #: Keeps weights and optimizer state in host memory and moves them to the device layer by layer.
     offload: bool = False
     #: Uses deterministic algorithms only.
@@ -43,6 +48,12 @@ class Settings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     #: Compute threads of a rank; 0 leaves the choice to PyTorch.
     threads: int = 0
+
+    @property
+    def parallel(self) -> dict[str, int]:
+        """Sizes that multiply to the number of ranks which compute the same micro-batch."""
+        names = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -23,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from rloom.torch.errors import PeerFailedError, RankError
+from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
 from rloom.torch.model import ScoringModel, open_model
 
 if TYPE_CHECKING:
@@ -43,8 +45,11 @@ class World:
     device: torch.device
     #: Mesh that weights are divided over; `None` for one rank with whole weights.
     mesh: DeviceMesh | None
-    #: Number of consecutive ranks that divide the tokens of a micro-batch, and their process group.
-    sequence_parallel: int = 1
+    #: Number of consecutive ranks that compute the same micro-batches.
+    side_by_side: int = 1
+    #: Number of pipeline stages, each of which has consecutive ranks.
+    stages: int = 1
+    #: Ranks that divide the tokens of a micro-batch.
     sequence_group: dist.ProcessGroup | None = None
     #: Parts of weights that another library has divided.
     parts: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -65,31 +70,35 @@ class World:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        parallel = settings.sequence_parallel
-        if size % parallel:
-            raise RankError(f"sequence_parallel = {parallel} does not divide {size} ranks")
-        is_divided = size > 1 or settings.offload or settings.backend == "deepspeed"
+        parallel, sizes = settings.sequence_parallel, settings.parallel
+        of_group = parallel * math.prod(sizes.values())
+        if size % of_group:
+            raise RankError(f"{size} ranks are not a multiple of the {of_group} that compute one micro-batch")
+        is_divided = size > 1 or settings.offload or settings.backend != "torch"
         if not is_divided:
             return World(rank, size, device, None)
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", rank=rank, world_size=size)
+        if settings.backend == "megatron":
+            side_by_side = sizes["tensor_parallel"] * sizes["context_parallel"]
+            return World(rank, size, device, None, side_by_side, sizes["pipeline_parallel"])
         shard = settings.shard or size
         if size % shard:
             raise RankError(f"shard = {shard} does not divide {size} ranks")
         shape = {"shard": size} if shard == size else {"replicate": size // shard, "shard": shard}
         mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         group = dist.new_subgroups(parallel)[0] if parallel > 1 else None  # type: ignore[no-untyped-call]
-        return World(rank, size, device, mesh, parallel, group)
+        return World(rank, size, device, mesh, parallel, sequence_group=group)
 
     @property
     def groups(self) -> int:
         """Number of groups of ranks; each group computes micro-batches of its own."""
-        return self.size // self.sequence_parallel
+        return self.size // (self.side_by_side * self.stages)
 
     @property
     def group(self) -> int:
         """Group of this rank."""
-        return self.rank // self.sequence_parallel
+        return self.rank // self.side_by_side % self.groups
 
     def largest(self, numbers: Tensor) -> Tensor:
         """Returns the elementwise maximum over the ranks of integers on the CPU."""
@@ -111,6 +120,15 @@ class World:
         if is_failed:
             raise PeerFailedError("another rank failed")
 
+    @contextmanager
+    def access(self, access: str) -> Iterator[None]:
+        """Raises on every rank what any of them raises while it reads or writes files."""
+        with self.agreement():
+            try:
+                yield
+            except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+                raise CheckpointError(f"could not {access}: {error}") from error
+
     def sum_over_shards(self, number: float) -> float:
         """Returns the sum over the ranks that hold parts of one copy, with the same bits on each."""
         return number if self.mesh is None else sum(self.gathered(number, self.mesh["shard"].get_group()))
@@ -128,10 +146,11 @@ class World:
         model = self._opened(folder, heads, settings, is_trained=is_trained)
         model.device = self.device
         model.group = self.sequence_group
-        model.register_forward_hook(lambda *_: self._advance())
+        model.register_forward_hook(lambda *_: self.advance())
         return model
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Counts progress."""
         self.advanced += 1
 
     def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
@@ -189,7 +208,7 @@ class World:
     @torch.no_grad()
     def keep_part(self, own: Tensor, full: Tensor) -> None:
         """Copies this rank's part of a whole tensor to `own`."""
-        self._advance()
+        self.advance()
         own = self.parts.get(own, own)
         full = full.reshape(own.shape)
         if not isinstance(own, DTensor):
@@ -204,7 +223,7 @@ class World:
 
     def whole(self, tensor: Tensor) -> Tensor:
         """Returns a tensor with all of its parts; every rank has to call it."""
-        self._advance()
+        self.advance()
         full = self.parts.get(tensor, tensor).detach()
         return full.full_tensor().view(shape_of(tensor)) if isinstance(full, DTensor) else full
 

@@ -95,6 +95,21 @@ def test_gives_daemons_the_gpus_of_their_bundle(launch: Any, cluster: Any) -> No
     assert [controller.accept()["gpus"] for _ in range(2)] == ["0", "0"]
 
 
+def test_gives_further_nodes_cores_alone(launch: Any, cluster: Any) -> None:
+    further = ["--cpu-nodes", "1", "--cpus-per-cpu-node", "2"]
+    controller = launch("--nodes", "1", "--gpus-per-node", "1", *further, "--address", cluster.address)
+    started = {daemon["index"]: daemon["gpus"] for daemon in (controller.accept() for _ in range(2))}
+    assert started == {0: "0", 1: ""}
+
+
+def test_reports_the_need_of_further_nodes(launch: Any, cluster: Any) -> None:
+    further = ["--cpu-nodes", "2", "--cpus-per-cpu-node", "9", "--timeout", "8"]
+    controller = launch("--nodes", "1", "--gpus-per-node", "1", *further, "--address", cluster.address)
+    assert controller.event("pending")["needed"] == "1 x {CPU: 1, GPU: 1} + 2 x {CPU: 9}"
+    assert "1 x {CPU: 1, GPU: 1} + 2 x {CPU: 9}" in controller.event("failed")["reason"]
+    assert controller.process.wait(60) == 1
+
+
 def test_keeps_the_token_out_of_logs_and_command_lines(launch: Any, cluster: Any) -> None:
     controller = launch("--nodes", "1", "--address", cluster.address)
     daemon = controller.accept()

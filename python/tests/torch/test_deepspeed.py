@@ -58,6 +58,35 @@ def test_a_restored_run_continues_with_the_same_bits(qwen: Path, tmp_path: Path)
     assert at != end
 
 
+def saved(folder: Path, model: Path) -> dict[str, Any]:
+    """Saves a run and continues it."""
+    own = engine(model, backend="deepspeed", optimizer=SETTINGS)
+    train(own, 2)
+    files.save(own, folder)
+    at = own.digest()
+    train(own, 1)
+    return {"at": at, "weights": {name: w.numpy() for name, w in own.whole_weights()}}
+
+
+def continued(folder: Path, model: Path) -> dict[str, Any]:
+    own = engine(model, backend="deepspeed", optimizer=SETTINGS)
+    files.restore(own, folder)
+    at = own.digest()
+    train(own, 1)
+    return {"at": at, "weights": {name: w.numpy() for name, w in own.whole_weights()}}
+
+
+@pytest.mark.long
+def test_a_checkpoint_opens_with_other_numbers_of_ranks(qwen: Path, tmp_path: Path) -> None:
+    expected, *_ = gang(2, saved, tmp_path, qwen)
+    for ranks in (1, 3):
+        own, *_ = gang(ranks, continued, tmp_path, qwen)
+        assert own["at"] == expected["at"]
+        for name, weight in expected["weights"].items():
+            off = relative(torch.tensor(own["weights"][name]), torch.tensor(weight))
+            assert off < 1e-5, (ranks, name)
+
+
 def in_bf16(model: Path) -> dict[str, Any]:
     """Largest difference of log-probabilities, distances of gradients, and number formats after a step."""
     exact, own = engine(model), engine(model, backend="deepspeed", dtype="bf16", optimizer=SETTINGS)
