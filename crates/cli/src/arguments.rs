@@ -114,7 +114,10 @@ pub(crate) struct Node {
 pub(crate) struct Guard {
     /// Process id of the guard, in the process that becomes the program.
     #[arg(value_name = "GUARD", requires = "program")]
-    pub(crate) guard: Option<u32>,
+    pub(crate) parent: Option<u32>,
+    /// `relayed`: standard output is a socket that is the program's standard input as well.
+    #[arg(value_name = "STDIO", value_parser = ["relayed"])]
+    pub(crate) stdio: Option<String>,
     /// The program and its arguments.
     #[arg(value_name = "PROGRAM", last = true)]
     pub(crate) program: Vec<OsString>,

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 31] = [
+const WITHOUT_INFLUENCE: [&str; 33] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -22,6 +22,7 @@ const WITHOUT_INFLUENCE: [&str; 31] = [
     "trainer.threads",
     // Steps that were skipped are skipped again.
     "trainer.max_skipped_steps",
+    "trainer.colocate_critic",
     "trainer.python",
     "trainer.step_timeout_seconds",
     "trainer.restarts",
@@ -33,6 +34,7 @@ const WITHOUT_INFLUENCE: [&str; 31] = [
     "rollout.restarts",
     "rollout.urls",
     "rollout.replicas",
+    "rollout.gpus_per_replica",
     "rollout.memory",
     "rollout.max_requests",
     "rollout.python",
@@ -44,7 +46,7 @@ const WITHOUT_INFLUENCE: [&str; 31] = [
     "reward.timeout_seconds",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 17] = [
+const FROM_A_CHECKPOINT: [&str; 21] = [
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
@@ -58,6 +60,10 @@ const FROM_A_CHECKPOINT: [&str; 17] = [
     "trainer.ranks",
     "trainer.shard",
     "trainer.sequence_parallel",
+    "trainer.tensor_parallel",
+    "trainer.pipeline_parallel",
+    "trainer.context_parallel",
+    "trainer.expert_parallel",
     "trainer.offload",
     "trainer.deterministic",
     "schedule.max_failures",

@@ -37,7 +37,7 @@ pub fn evaluate(
     let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
     functions::check_evaluation(eval)?;
     let rows = inputs.prompt_check().evaluation(eval)?;
-    let evaluator = inputs.evaluator(eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
+    let evaluator = inputs.evaluator(0, eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
     runtime::block_on(async {
         let weights = assembly::publish(&model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;

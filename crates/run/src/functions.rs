@@ -1,36 +1,39 @@
 //! Functions of a run, loaded once before its first step: one that cannot be used ends the run before it has cost anything.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rloom_config::{Config, EvalSettings};
 use rloom_env::EnvironmentSettings;
-use rloom_function::function_file;
+use rloom_function::{Host, function_file};
 use rloom_learn::{MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
+use crate::assembly::FunctionHosts;
 
-/// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate.
-pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
-    let stages = &config.stages[first.min(config.stages.len())..];
-    let of_stages = stages.iter().filter_map(|stage| stage.rollout.as_ref()).map(|rollout| &rollout.reward);
-    let eval = config.eval.as_ref().filter(|_| stages.iter().any(|stage| stage.eval_every > 0));
-    let mut checked: Vec<&RewardSettings> = Vec::new();
-    for reward in of_stages.chain(eval.map(|eval| &eval.reward)) {
-        if !checked.contains(&reward) {
-            checked.push(reward);
-            check_reward(reward)?;
+/// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate, on the machines of `hosts` or
+/// on this one.
+pub(crate) fn check(config: &Config, first: usize, hosts: Option<&FunctionHosts>) -> Result<(), RunError> {
+    let mut rewards: Vec<&RewardSettings> = Vec::new();
+    let mut environments: Vec<&EnvironmentSettings> = Vec::new();
+    for (index, stage) in config.stages.iter().enumerate().skip(first) {
+        let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
+        let own = (stage.rollout.as_ref().map(|rollout| &rollout.reward), &stage.environment, "");
+        let of_eval = eval.map(|eval| (Some(&eval.reward), &eval.environment, "eval "));
+        for (reward, environment, prefix) in [Some(own), of_eval].into_iter().flatten() {
+            let host_of = |role: &str| hosts?.of(index, &format!("{prefix}{role}"));
+            if let Some(reward) = reward.filter(|reward| !rewards.contains(reward)) {
+                rewards.push(reward);
+                check_reward(reward, &host_of)?;
+            }
+            if !environments.contains(&environment) {
+                environments.push(environment);
+                environment.check(host_of("environment"))?;
+            }
         }
     }
-    let mut checked: Vec<&EnvironmentSettings> = Vec::new();
-    let of_stages = stages.iter().map(|stage| &stage.environment);
-    for environment in of_stages.chain(eval.map(|eval| &eval.environment)) {
-        if !checked.contains(&environment) {
-            checked.push(environment);
-            environment.check()?;
-        }
-    }
-    for stage in stages {
+    for stage in config.stages.iter().skip(first) {
         let functions = MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?;
         functions.check(&stage.algorithm)?;
     }
@@ -39,8 +42,8 @@ pub(crate) fn check(config: &Config, first: usize) -> Result<(), RunError> {
 
 /// Loads the functions of an evaluation outside of a run.
 pub(crate) fn check_evaluation(eval: &EvalSettings) -> Result<(), RunError> {
-    check_reward(&eval.reward)?;
-    Ok(eval.environment.check()?)
+    check_reward(&eval.reward, &|_| None)?;
+    Ok(eval.environment.check(None)?)
 }
 
 /// The files of the Python functions of a configuration, each once. A missing one is an error of the function that is
@@ -67,9 +70,14 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     files
 }
 
-fn check_reward(reward: &RewardSettings) -> Result<(), RunError> {
+fn check_reward(
+    reward: &RewardSettings,
+    host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
+) -> Result<(), RunError> {
     if reward.calls_functions() {
-        Scorer::new(reward, 0, 0)?.prepare()?;
+        let scorer = Scorer::new(reward, 0, 0)?;
+        scorer.place(&|component| host_of(&format!("reward {component}")));
+        scorer.prepare()?;
     }
     Ok(())
 }

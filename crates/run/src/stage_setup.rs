@@ -14,6 +14,7 @@ use rloom_core::PolicyId;
 use rloom_data::{Cursor, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::Environment;
+use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
@@ -21,6 +22,7 @@ use rloom_sched::Priority;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
+use crate::assembly::FunctionHosts;
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::GroupSource;
@@ -69,6 +71,8 @@ pub struct RunInputs {
     pub hub: Arc<Hub>,
     /// Adjusts the settings of episodes.
     pub episode_hook: Option<EpisodeHook>,
+    /// Machines of functions; without them they run on this machine.
+    pub functions: Option<FunctionHosts>,
 }
 
 impl RunInputs {
@@ -85,6 +89,7 @@ impl RunInputs {
             parameters: policy.parameters,
             hub,
             episode_hook: None,
+            functions: None,
         }
     }
 
@@ -100,8 +105,10 @@ impl RunInputs {
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
+        host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
+        scorer.place(&|component| host_of(&format!("reward {component}")));
         let mut settings = EpisodeSettings {
             environment,
             tokenizer: Arc::clone(&self.tokenizer),
@@ -131,6 +138,7 @@ impl RunInputs {
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor), RunError> {
         let seed = self.seed;
+        let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, role);
         let open = |split| rows.open(&stage.data, split, seed, &self.hub);
         let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
         if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
@@ -147,7 +155,7 @@ impl RunInputs {
                 dataset,
                 cursor: cursor.clone(),
                 tokenizer: Arc::clone(&self.tokenizer),
-                environment: stage.environment.environment(timeout)?,
+                environment: stage.environment.environment(timeout, host_of("environment"))?,
                 context: self.context,
                 timeout,
             });
@@ -156,8 +164,9 @@ impl RunInputs {
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
-        let environment = stage.environment.environment(timeout)?;
-        let episodes = self.episodes(engine, environment, &rollout.reward, &rollout.engine, index)?;
+        let environment = stage.environment.environment(timeout, host_of("environment"))?;
+        let episodes =
+            self.episodes(engine, environment, &rollout.reward, &rollout.engine, index, &host_of)?;
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
             has_baseline: stage.algorithm.needs_baseline_episode(),
@@ -170,17 +179,19 @@ impl RunInputs {
         Ok((GroupSource::Rollouts(Arc::new(runner)), cursor))
     }
 
-    /// The held-out evaluation. Its random streams belong to no stage, so that all evaluations share their noise.
+    /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
     pub(crate) fn evaluator<R: RolloutEngine>(
         &self,
+        index: u32,
         eval: &EvalSettings,
         engine: &Arc<BoundedEngine<R>>,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
-        let environment = eval.environment.environment(timeout)?;
-        let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX)?;
+        let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("eval {role}"));
+        let environment = eval.environment.environment(timeout, host_of("environment"))?;
+        let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }

@@ -30,7 +30,7 @@ pub(crate) fn engines(
     stop: &StopFlag,
 ) -> Result<(ConfiguredEngines, RunInputs), RunError> {
     let ctx = context(config.run.threads)?;
-    let inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
+    let mut inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
     let mut last = None;
     let mut observe = |status: &JoinStatus| {
         if last.as_ref() != Some(status) {
@@ -42,6 +42,7 @@ pub(crate) fn engines(
         !stop.after_this_step()
     };
     let engines = ConfiguredEngines::new(directory.path(), policy, config, ctx, &mut observe)?;
+    inputs.functions = engines.functions().cloned();
     for (node, member) in engines.machines().members().into_iter().flatten().enumerate() {
         let Some(member) = member else { continue };
         let NodeOffer { hostname, address, cores, gpus, .. } = member.offer;
@@ -88,7 +89,7 @@ pub(crate) fn measure_prompts(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<KeptRows, RunError> {
-    functions::check(config, first)?;
+    functions::check(config, first, inputs.functions.as_ref())?;
     let started = Instant::now();
     let kept = inputs.prompt_check().run(config, first, &mut |progress| {
         match progress {

@@ -446,7 +446,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         self.data.check_order(&stage.name, &cursor)?;
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
-            Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(eval, engine, &self.rows)?)),
+            Some((eval, engine)) => {
+                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &self.rows)?))
+            }
             None => None,
         };
         let same_numeric_path =

@@ -41,8 +41,8 @@ fn index_of(variable: impl Fn(&str) -> Option<String>) -> Result<u32, Failure> {
 }
 
 pub(crate) fn guard(arguments: &Guard) -> Result<(), Failure> {
-    if let Some(guard) = arguments.guard {
-        guard::become_program(guard, &arguments.program);
+    if let Some(guard) = arguments.parent {
+        guard::become_program(guard, arguments.stdio.is_some(), &arguments.program);
     }
     let failed = |error| Failure::failed_text(format_args!("the guard of a process failed: {error}"));
     guard::run(&Program::current()).map_err(failed)

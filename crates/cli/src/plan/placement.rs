@@ -43,11 +43,14 @@ impl Processes {
     /// The processes of a placement.
     pub(super) fn of(stage: &Stage, placement: Placement, model: Option<&ModelConfig>) -> Self {
         let Placement { offer, roles, weights } = placement;
+        let has_engines = roles.iter().any(|role| !is_function(role));
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
             let memory = model.map(|model| match (stage.trainer.ranks(), servers) {
                 (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
-                (Some(torch), _) => rank_memory(stage, torch, placed.role, model, offer.has_gpus()),
+                (Some(torch), _) if !is_function(&placed) => {
+                    rank_memory(stage, torch, &placed.role, model, offer.has_gpus())
+                }
                 _ => Vec::new(),
             });
             let is_limited = placed.role == "server" && offer.has_gpus();
@@ -57,9 +60,9 @@ impl Processes {
         let readers = servers.map_or(0, ServerSettings::servers);
         Self {
             roles: roles.into_iter().map(role).collect(),
-            update: model.filter(|_| stage.rollout.is_some()).map(|model| {
-                // Folders have the masters; what goes from GPU to GPU is in the format of the computation.
-                let bytes = if weights.is_live() { model.dtype.bytes() as u64 } else { F32 };
+            update: model.filter(|_| stage.rollout.is_some() && has_engines).map(|model| {
+                // Ranks publish in the format of the computation, the built-in engine its f32 masters.
+                let bytes = if stage.trains_outside() { model.dtype.bytes() as u64 } else { F32 };
                 model.parameter_count() * bytes
             }),
             readers,
@@ -90,6 +93,9 @@ impl Processes {
     }
 
     fn line(&self, role: &Role) -> String {
+        if is_function(&role.placed) {
+            return function_line(&role.placed, self.machines.machines().len());
+        }
         let PlacedRole { role: name, processes, places } = &role.placed;
         let name = match processes {
             1 => format!("{name} 0"),
@@ -115,6 +121,23 @@ impl Processes {
     }
 }
 
+/// Processes of functions have no slots.
+fn is_function(role: &PlacedRole) -> bool {
+    role.places.iter().all(|place| place.slots.is_empty())
+}
+
+/// `reward sums     3 processes: node 0: 1; node 1: 2`
+fn function_line(role: &PlacedRole, machines: usize) -> String {
+    let PlacedRole { role, processes, places } = role;
+    let counts = (0..machines).filter_map(|machine| {
+        let there = places.iter().filter(|place| place.machine == machine).count();
+        (there > 0).then(|| format!("node {machine}: {there}"))
+    });
+    let counts: Vec<String> = counts.collect();
+    let plural = if *processes == 1 { "" } else { "es" };
+    format!("  {role:<15} {processes} process{plural}: {}", counts.join("; "))
+}
+
 /// `GPUs 4-7, 2 each`
 fn slot_text(kind: &str, places: &[Place]) -> String {
     let first = places.iter().map(|place| place.slots.start).min().unwrap_or(0);
@@ -124,8 +147,18 @@ fn slot_text(kind: &str, places: &[Place]) -> String {
         [place, _, ..] if places.iter().all(|other| other.slots == place.slots) && first != last => {
             format!("{all}, shared")
         }
+        [place, _, ..] if places.iter().any(|other| other.slots.len() != place.slots.len()) => {
+            let sizes: Vec<String> = places.iter().map(|place| place.slots.len().to_string()).collect();
+            format!("{all}, {}", sizes.join(" + "))
+        }
         [place, _, ..] if place.slots.len() > 1 => format!("{all}, {} each", place.slots.len()),
-        _ => all,
+        _ => {
+            let on_one = |place: &Place| places.iter().filter(|other| other.slots == place.slots).count();
+            match places.iter().map(on_one).max() {
+                Some(most @ 2..) => format!("{all}, up to {most} on each"),
+                _ => all,
+            }
+        }
     }
 }
 
@@ -183,7 +216,8 @@ fn rank_memory(
 
 /// Memory of a server on each of its devices: weights, and keys and values of as many whole sequences as it computes.
 fn server_memory(model: &ModelConfig, servers: &ServerSettings) -> Vec<(&'static str, u64)> {
-    let parallel = servers.tensor_parallel as u64;
+    // Of servers of different sizes, the smallest one needs most on each device.
+    let parallel = servers.tensor_parallel.fewest() as u64;
     let is_wide = servers.args.windows(2).any(|pair| pair[0] == "--dtype" && pair[1] == "float32");
     let bytes = if is_wide { F32 } else { HALF };
     let cache = model.kv_bytes_per_token() / model.dtype.bytes() as u64 * bytes;
@@ -210,6 +244,8 @@ mod tests {
         assert_eq!(slot_text("GPU", &on(0, &[4..6, 6..8])), "GPUs 4-7, 2 each");
         assert_eq!(slot_text("core", &on(0, &[0..2, 0..2])), "cores 0-1, shared");
         assert_eq!(slot_text("core", &on(0, std::slice::from_ref(&(0..2)))), "cores 0-1");
+        assert_eq!(slot_text("GPU", &on(0, &[0..2, 2..3, 3..4])), "GPUs 0-3, 2 + 1 + 1");
+        assert_eq!(slot_text("GPU", &on(0, &[0..1, 0..1, 1..2])), "GPUs 0-1, up to 2 on each");
         let both = [on(0, &[0..2, 2..4]), on(2, std::slice::from_ref(&(0..2)))].concat();
         assert_eq!(machine_text("GPU", &both, 3), "node 0: GPUs 0-3, 2 each; node 2: GPUs 0-1");
     }

@@ -134,6 +134,72 @@ fn the_dry_run_places_processes_on_all_nodes() {
     assert!(refused.stderr.contains(message), "{}", refused.stderr);
 }
 
+/// Servers of different sizes, several servers on a GPU, a critic apart.
+#[test]
+fn the_dry_run_shows_how_devices_are_shared() {
+    let sandbox = Sandbox::new();
+    two_nodes(&sandbox, 1.0);
+    let plan = |settings: &[&str]| {
+        let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+        let arguments: Vec<&str> =
+            ["train", "tiny.toml", "two-nodes.toml", "--dry-run"].into_iter().chain(settings).collect();
+        sandbox.run(&arguments)
+    };
+    let engines = ["rollout.engine=vllm", "cluster.gpus_per_node=4"];
+    let sizes = plan(&[&engines[..], &["rollout.tensor_parallel=[2,1,1]"]].concat());
+    assert!(sizes.text().contains("servers 0-2     node 0: GPUs 0-3, 2 + 1 + 1"), "{}", sizes.text());
+    let halves = ["rollout.gpus_per_replica=0.5", "rollout.replicas=3"];
+    let halves = plan(&[&engines[..], &halves].concat());
+    assert!(halves.text().contains("servers 0-2     node 0: GPUs 0-1, up to 2 on each"), "{}", halves.text());
+    assert!(halves.text().contains("limited to 0.45 of the GPU's memory"), "{}", halves.text());
+    let refused = plan(&[&engines[..], &["rollout.gpus_per_replica=0.5", "rollout.memory=0.6"]].concat());
+    assert_eq!(refused.code, Some(2), "{}", refused.text());
+    assert!(refused.stderr.contains("at most `gpus_per_replica`"), "{}", refused.stderr);
+    let critic = ["stage.rl.method=ppo", "trainer.backend=torch", "trainer.ranks=4"];
+    let critic = [&critic[..], &["cluster.gpus_per_node=4", "trainer.colocate_critic=false"]].concat();
+    let apart = plan(&critic);
+    for line in ["policy ranks 0-3 node 0: GPUs 0-3", "critic ranks 0-3 node 1: GPUs 0-3"] {
+        assert!(apart.text().contains(line), "no line `{line}`:\n{}", apart.text());
+    }
+    let refused = plan(&[&critic[..], &["cluster.gpus_per_node=3"]].concat());
+    let message = "8 ranks and no servers need 8 GPUs; the machines offer 3 + 3";
+    assert!(refused.stderr.contains(message), "{}", refused.stderr);
+}
+
+/// Rewards and environments come after the engines: on machines without GPUs.
+#[test]
+fn the_dry_run_places_functions_on_machines_without_gpus() {
+    let sandbox = Sandbox::new();
+    two_nodes(&sandbox, 1.0);
+    let reward = [
+        "--set",
+        "reward.components=[{kind='python',name='sums',function='sums.py:reward',workers=5,solved_at=1.0}]",
+    ];
+    let set = |more: &[&'static str]| {
+        let pairs: Vec<&str> = more.iter().flat_map(|setting| ["--set", *setting]).collect();
+        sandbox.run(&[&["train", "tiny.toml", "two-nodes.toml", "--dry-run"][..], &reward, &pairs].concat())
+    };
+    sandbox.write("sums.py", "def reward(sample):\n    return 1.0\n");
+    let equal = set(&["cluster.cpus_per_node=4"]);
+    assert!(equal.text().contains("reward sums     5 processes: node 0: 2; node 1: 3"), "{}", equal.text());
+    let cpu_nodes = ["cluster.cpu_nodes=2", "cluster.cpus_per_node=4", "cluster.cpus_per_cpu_node=16"];
+    let engines = ["trainer.backend=torch", "trainer.ranks=2", "rollout.engine=vllm"];
+    let apart = set(&[&cpu_nodes[..], &engines].concat());
+    for line in [
+        "policy ranks 0-1 node 0: cores 0-3; node 1: cores 0-3",
+        "server 0        node 1: cores 0-3",
+        "reward sums     5 processes: node 2: 2; node 3: 3",
+    ] {
+        assert!(apart.text().contains(line), "no line `{line}`:\n{}", apart.text());
+    }
+    // Machines without GPUs come first, also among the others.
+    let gpus = set(&["cluster.gpus_per_node=2", "cluster.cpu_nodes=1"]);
+    assert!(gpus.text().contains("reward sums     5 processes: node 2: 5"), "{}", gpus.text());
+    // This machine alone: nothing changes.
+    let local = sandbox.run(&[&["train", "tiny.toml", "--dry-run"][..], &reward].concat());
+    assert!(!local.text().contains("processes:"), "{}", local.text());
+}
+
 #[test]
 fn processes_of_a_run_that_is_not_running_are_not_listed() {
     let sandbox = crate::support::trained();

@@ -11,6 +11,7 @@ use crate::support::{Sandbox, signal};
 
 /// A program that takes the arguments of vLLM.
 const SERVER: &str = r#"#!/bin/sh
+echo "$@"
 while [ $# -gt 0 ]; do [ "$1" = --port ] && port=$2; shift; done
 RLOOM_TEST_PORT=$port exec "TESTS" --exact --ignored --nocapture -q scale::server
 "#;
@@ -22,6 +23,14 @@ fn server() {
     let server = StandIn::at(port, Protocol::Vllm);
     server.set_service(|_, tokens| Duration::from_millis(5 + tokens as u64));
     std::thread::sleep(Duration::from_hours(1));
+}
+
+/// Writes the program into a sandbox. Returns its path.
+pub(crate) fn write_server(sandbox: &Sandbox) -> String {
+    sandbox.write("server", &SERVER.replace("TESTS", std::env::current_exe().unwrap().to_str().unwrap()));
+    let server = sandbox.path("server").display().to_string();
+    assert!(std::process::Command::new("chmod").args(["+x", &server]).status().unwrap().success());
+    server
 }
 
 /// Waits until exactly these servers run.
@@ -47,11 +56,10 @@ fn wait_for_servers(sandbox: &Sandbox, run: &mut Child, servers: &[usize]) {
 fn servers_of_a_run_are_scaled_and_drained() {
     let sandbox = Sandbox::new();
     sandbox.write("recipe.toml", RECIPE);
-    sandbox.write("server", &SERVER.replace("TESTS", std::env::current_exe().unwrap().to_str().unwrap()));
-    let server = sandbox.path("server").display().to_string();
-    assert!(std::process::Command::new("chmod").args(["+x", &server]).status().unwrap().success());
-    let python = format!("rollout.python={server}");
-    let settings = ["run.name=scaled", "stage.rl.steps=100000", &python];
+    let python = format!("rollout.python={}", write_server(&sandbox));
+    // The first server has two devices, all others one.
+    let sizes = ["rollout.tensor_parallel=[2,1]", "rollout.replicas=1"];
+    let settings = ["run.name=scaled", "stage.rl.steps=100000", &python, sizes[0], sizes[1]];
     let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
     let mut command = sandbox.command(&[&["train", "recipe.toml", "--quiet"][..], &settings].concat());
     let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -71,6 +79,11 @@ fn servers_of_a_run_are_scaled_and_drained() {
     wait_for_servers(&sandbox, &mut run, &[0]);
     for refused in [&["drain", "0"][..], &["scale", "0"]] {
         assert_eq!(control(refused).code, Some(1), "{refused:?}");
+    }
+    for (server, devices) in [(0, 2), (1, 1), (2, 1)] {
+        let path = sandbox.path(&format!("runs/scaled/logs/replica-{server}.log"));
+        let log = std::fs::read_to_string(path).unwrap();
+        assert!(log.contains(&format!("--tensor-parallel-size {devices} ")), "{log}");
     }
     let logs = control(&["logs", "replica-1"]);
     assert_eq!(logs.code, Some(0), "{}", logs.text());

@@ -23,5 +23,11 @@ pub(super) fn check(
             problems.push(problem.hint("only `cluster.launcher = \"ray\"` reads it"));
         }
     }
+    if cluster.cpu_nodes == 0 && section.is_set("cpus_per_cpu_node") {
+        let problem = Problem::new(Code::Unread, "nothing reads `cluster.cpus_per_cpu_node`".to_owned());
+        let origin = section.key_origin("cpus_per_cpu_node");
+        let problem = problem.at(origin.unwrap_or_else(|| section.origin_or_table("cpus_per_cpu_node")), "");
+        problems.push(problem.hint("only `cluster.cpu_nodes` above 0 reads it"));
+    }
     (cluster.launcher != Launcher::Local).then(|| cluster.clone())
 }

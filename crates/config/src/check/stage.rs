@@ -1,6 +1,7 @@
 //! `[[stage]]`.
 
 use rloom_algo::{AlgoError, Algorithm, Method};
+use rloom_engine::Backend;
 
 use super::environment;
 use super::run::{bad_name, invalid_name};
@@ -47,6 +48,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
+        check_critic(stage, algorithm, problems);
     }
     let rollout = rollout(stage, algorithm.as_ref(), problems);
     let algorithm = algorithm?;
@@ -82,6 +84,21 @@ fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<
                 .hint(format!(
                     "rename the component, or set `{} = 0`",
                     stage.keys.name("algorithm.overlong.factor")
+                )),
+        );
+    }
+}
+
+/// Models of Megatron have no value head.
+fn check_critic(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    if algorithm.critic.is_some() && matches!(stage.trainer.value.backend, Backend::Megatron(_)) {
+        problems.push(
+            Problem::new(Code::Conflict, "the Megatron backend trains no critic")
+                .at(stage.trainer.origin_or_table("backend"), "models without a value head")
+                .at_if_set(stage.keys.origin("method"), "has a critic")
+                .hint(format!(
+                    "set `{} = \"torch\"`, or choose a method without a critic, such as `grpo`",
+                    stage.trainer.name("backend")
                 )),
         );
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rloom_algo::{Algorithm, Backbone};
-use rloom_cluster::{ClusterError, JoinStatus, Machines, MirrorSettings, Mirrors, NodeOffer};
+use rloom_cluster::{ClusterError, JoinStatus, Machines, MirrorSettings, Mirrors};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{
@@ -24,7 +24,8 @@ use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
 use rloom_wire::Options;
 
-use super::placement::{self, Offer, Place, Placement, Slots, rank_places};
+use super::functions::FunctionHosts;
+use super::placement::{self, Offer, Place, Placement, Slots, model_places};
 use super::ranks::NodeRanks;
 use super::rollout::ConfiguredRollout;
 use super::servers::{ServerPlan, Servers, connect};
@@ -55,6 +56,8 @@ pub(crate) struct ConfiguredEngines {
     machines: Machines,
     /// Devices of the machines.
     offer: Offer,
+    /// Machines of functions, if they do not run on this machine.
+    functions: Option<FunctionHosts>,
     /// Copies of published weights on other machines.
     mirrors: Option<ServerMirrors>,
     /// Lists the processes of the run, and follows the commands of `rloom cluster`.
@@ -88,11 +91,13 @@ impl ConfiguredEngines {
         let is_outside = |settings: &RolloutEngineSettings| settings.embedded().is_none();
         let samples_outside = |stage: &Stage| stage.rollout.as_ref().is_some_and(|r| is_outside(&r.engine));
         let evaluates_outside = config.eval.as_ref().is_some_and(|eval| is_outside(&eval.rollout));
+        let logs = directory.join(LOGS);
         Ok(Self {
             embedded: EmbeddedEngines::new(policy, config, ctx),
             policy: policy.clone(),
             publications,
-            logs: directory.join(LOGS),
+            functions: FunctionHosts::new(config, &machines, &offer, &logs),
+            logs,
             dtype: config.dtype,
             ranks: placement::most_ranks(config),
             control: Control::start(directory, &machines)?,
@@ -108,6 +113,11 @@ impl ConfiguredEngines {
     /// The machines of the run.
     pub(crate) fn machines(&self) -> &Machines {
         &self.machines
+    }
+
+    /// The machines of functions; `None` if they run on this machine.
+    pub(crate) fn functions(&self) -> Option<&FunctionHosts> {
+        self.functions.as_ref()
     }
 
     /// A number that no gang and no folder has: what replaces one that was lost has a name of its own.
@@ -161,15 +171,16 @@ impl ConfiguredEngines {
         let folder = self.start_folder(start)?;
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let backbone = critic.as_ref().map(|critic| critic.backbone);
-        let models = 1 + usize::from(backbone == Some(Backbone::Own)) + usize::from(prm.is_some());
-        let places = rank_places(torch.ranks, &self.offer)?;
-        let threads = self.rank_threads(stage, &places, threads);
+        let places = model_places(stage, &self.offer)?;
+        let all: Vec<&Place> = places.iter().flat_map(|(_, places)| places).collect();
+        let threads = self.rank_threads(stage, &all, threads);
         let gang = |model: &'static str, heads, has_reference: bool| {
             let epoch = self.next_number();
             let settings = GangSettings {
                 heads,
                 backend: match stage.trainer.backend {
                     Backend::Deepspeed(_) => RankBackend::Deepspeed,
+                    Backend::Megatron(_) => RankBackend::Megatron,
                     _ => RankBackend::Torch,
                 },
                 reference: has_reference.then(|| folder.path().to_owned()),
@@ -177,6 +188,10 @@ impl ConfiguredEngines {
                 ranks: torch.ranks,
                 shard: (torch.shard > 0).then_some(torch.shard),
                 sequence_parallel: torch.sequence_parallel,
+                tensor_parallel: torch.tensor_parallel,
+                pipeline_parallel: torch.pipeline_parallel,
+                context_parallel: torch.context_parallel,
+                expert_parallel: torch.expert_parallel,
                 dtype: match self.dtype {
                     Dtype::F32 => RankDtype::F32,
                     Dtype::Bf16 => RankDtype::Bf16,
@@ -184,14 +199,15 @@ impl ConfiguredEngines {
                 activation_checkpointing: stage.trainer.activation_checkpointing,
                 offload: torch.offload,
                 deterministic: torch.deterministic,
-                threads: (threads / models).max(1),
+                threads,
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
                 ..GangSettings::new(folder.path(), self.publications.join(format!("{model}-{epoch}")))
             };
             let python = interpreter(Path::new(&torch.python), EnvironmentKind::Torch)?;
+            let own = places.iter().find(|(role, _)| role.strip_suffix(" rank") == Some(model));
             let ranks = NodeRanks {
                 machines: self.machines.clone(),
-                places: places.clone(),
+                places: own.map(|(_, places)| places.clone()).unwrap_or_default(),
                 has_gpus: self.offer.has_gpus(),
                 python,
                 model,
@@ -214,8 +230,9 @@ impl ConfiguredEngines {
         })
     }
 
-    /// Threads of each rank: its share of the cores of its machine, of which this one gives `threads` to the trainer.
-    fn rank_threads(&self, stage: &Stage, places: &[Place], threads: usize) -> usize {
+    /// Threads of each rank of all models: its share of the cores of its machine, of which this one gives `threads` to the
+    /// trainer.
+    fn rank_threads(&self, stage: &Stage, places: &[&Place], threads: usize) -> usize {
         let of_machine = |machine: usize| {
             let ranks = places.iter().filter(|place| place.machine == machine).count().max(1);
             let threads = match self.machines.members() {
@@ -339,19 +356,21 @@ impl EngineFactory for ConfiguredEngines {
         match &stage.trainer.backend {
             Backend::Embedded(_) if !self.uses_folders => embedded,
             Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
-            Backend::Torch(torch) | Backend::Deepspeed(torch) => TrainCapabilities {
-                ranks: torch.ranks / torch.sequence_parallel,
-                repeats_bits: torch.deterministic,
-                shares_prompts: false,
-                numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
-                // Of the live forms, the one that the placement allows.
-                forms: transfer::form(stage, self.ranks, &self.offer)
-                    .ok()
-                    .filter(|form| form.is_live())
-                    .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
-                candidates: false,
-                attachments: false,
-            },
+            Backend::Torch(torch) | Backend::Deepspeed(torch) | Backend::Megatron(torch) => {
+                TrainCapabilities {
+                    ranks: torch.groups(),
+                    repeats_bits: torch.deterministic,
+                    shares_prompts: false,
+                    numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
+                    // Of the live forms, the one that the placement allows.
+                    forms: transfer::form(stage, self.ranks, &self.offer)
+                        .ok()
+                        .filter(|form| form.is_live())
+                        .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
+                    candidates: false,
+                    attachments: false,
+                }
+            }
         }
     }
 
@@ -408,14 +427,18 @@ fn machines(
         error => RunError::from(error),
     })?;
     machines.prove_shared(directory)?;
-    let slots = machines.members().into_iter().flatten().flatten().map(|member| {
-        let NodeOffer { gpus, cores, .. } = member.offer;
-        match gpus.min(cluster.gpus_per_node.unwrap_or(usize::MAX)) {
-            0 => Slots::Cores(cores.min(cluster.cpus_per_node.unwrap_or(usize::MAX))),
-            gpus => Slots::Gpus(gpus),
+    let Some(members) = machines.members() else { return Ok((machines, Offer::of_machine())) };
+    let slots = members.into_iter().flatten().enumerate().map(|(machine, member)| {
+        let is_cpu_node = machine >= cluster.nodes;
+        let of_settings = if is_cpu_node { cluster.cpus_per_cpu_node } else { cluster.cpus_per_node };
+        let gpus = if is_cpu_node { Some(0) } else { cluster.gpus_per_node };
+        let cores = member.offer.cores.min(of_settings.unwrap_or(usize::MAX));
+        match member.offer.gpus.min(gpus.unwrap_or(usize::MAX)) {
+            0 => (Slots::Cores(cores), cores),
+            gpus => (Slots::Gpus(gpus), cores),
         }
     });
-    let offer = Offer::of_machines(slots.collect());
+    let offer = Offer::of_cluster(slots.collect(), cluster.nodes);
     Ok((machines, offer))
 }
 

@@ -1,6 +1,7 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
 mod configured;
+mod functions;
 mod placement;
 mod ranks;
 mod rollout;
@@ -32,6 +33,7 @@ use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
 pub(crate) use self::configured::ConfiguredEngines;
+pub use self::functions::FunctionHosts;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 

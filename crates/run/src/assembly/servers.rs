@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rloom_cluster::Machines;
-use rloom_engine::{ServerSettings, WeightFolder};
+use rloom_engine::{ServerSettings, TensorParallel, WeightFolder};
 use rloom_remote::{
     EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerMirrors,
     ServerProcess, Slot,
@@ -99,7 +99,10 @@ impl Servers {
         let (engine, limits) = (*engine, *limits);
         let host = ServerHost::new(machines.clone(), place.machine, !offer.has_gpus())?;
         let url = host.url();
-        let (settings, modules) = (self.plan.settings.clone(), self.plan.modules.clone());
+        let devices = self.plan.settings.tensor_parallel.of(server);
+        let tensor_parallel = TensorParallel::Equal(devices);
+        let settings = ServerSettings { tensor_parallel, ..self.plan.settings.clone() };
+        let modules = self.plan.modules.clone();
         let (model, slot) = (Arc::clone(&self.plan.model), slot_of(place, offer.has_gpus()));
         let command = move |port| match engine {
             EnvironmentKind::Sglang => {
@@ -115,7 +118,7 @@ impl Servers {
             Some(mirrors) => process.with_mirrors(mirrors.clone()),
             None => process,
         };
-        let replica = pool.join_managed(connect(engine, &url)?, Arc::new(process));
+        let replica = pool.join_managed(connect(engine, &url)?, Arc::new(process), devices);
         self.running().insert(server, replica);
         Ok(())
     }

@@ -55,6 +55,10 @@ impl TrainEngine for ConfiguredTrainer {
         delegate!(self, publish(version, form))
     }
 
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        delegate!(self, publish_exact(version, form))
+    }
+
     fn digest(&mut self) -> Result<u64, TrainError> {
         delegate!(self, digest())
     }

@@ -55,6 +55,9 @@ fn obstacle(
     if matches!(stage.trainer.backend, Backend::Embedded(_)) {
         return Some("the built-in engine trains on processors; it needs `trainer.backend = \"torch\"`");
     }
+    if matches!(stage.trainer.backend, Backend::Megatron(_)) {
+        return Some("ranks of the Megatron backend write folders alone");
+    }
     if !offer.has_gpus() {
         return Some("this machine has no GPU");
     }
@@ -86,12 +89,12 @@ fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, offer: &Off
         Some("the built-in engine trains on processors and leaves a GPU to the server")
     } else if matches!(stage.trainer.backend, Backend::Deepspeed(_)) {
         Some("ranks of the DeepSpeed backend keep the memory of their GPUs")
+    } else if matches!(stage.trainer.backend, Backend::Megatron(_)) {
+        Some("ranks of the Megatron backend keep the memory of their GPUs")
     } else if !offer.has_gpus() {
         Some("this machine has no GPU, and servers on processors do not sleep")
     } else if stage.schedule().overlaps() {
         Some("with `schedule.max_staleness` above 0 servers generate while the ranks train")
-    } else if !is_single(stage, settings) {
-        Some("one rank and one server on one GPU take turns, no more")
     } else {
         None
     }
@@ -99,7 +102,7 @@ fn no_turns(stage: &Stage, settings: &ServerSettings, is_vllm: bool, offer: &Off
 
 /// One rank, and one server on one GPU.
 fn is_single(stage: &Stage, settings: &ServerSettings) -> bool {
-    (ranks(stage), settings.replicas, settings.tensor_parallel) == (1, 1, 1)
+    (ranks(stage), settings.replicas, settings.tensor_parallel.of(0)) == (1, 1, 1)
 }
 
 /// True if servers use GPUs of the ranks.

@@ -29,6 +29,9 @@ struct ClusterShape {
     nodes: usize,
     cpus_per_node: usize,
     gpus_per_node: usize,
+    /// Further nodes for rewards and environments, and the cores of each.
+    cpu_nodes: usize,
+    cpus_per_cpu_node: usize,
 }
 
 impl ClusterShape {
@@ -53,6 +56,8 @@ impl ClusterShape {
             nodes: cluster.nodes,
             cpus_per_node: cluster.cpus_per_node.unwrap_or(1),
             gpus_per_node: cluster.gpus_per_node.unwrap_or(0),
+            cpu_nodes: cluster.cpu_nodes,
+            cpus_per_cpu_node: cluster.cpus_per_cpu_node.unwrap_or(1),
         })
     }
 }
@@ -61,8 +66,14 @@ pub(crate) fn run(arguments: &Manifest, output: Output) -> Result<(), Failure> {
     let shape = ClusterShape::new(arguments)?;
     let text = match arguments.kind {
         ManifestKind::Slurm => slurm(arguments, shape)?,
-        ManifestKind::Rayjob => kubernetes(arguments, shape, include_str!("manifest/rayjob.yaml"))?,
-        ManifestKind::Jobset => kubernetes(arguments, shape, include_str!("manifest/jobset.yaml"))?,
+        ManifestKind::Rayjob => {
+            let group = include_str!("manifest/rayjob_group.yaml");
+            kubernetes(arguments, shape, include_str!("manifest/rayjob.yaml"), group)?
+        }
+        ManifestKind::Jobset => {
+            let group = include_str!("manifest/jobset_group.yaml");
+            kubernetes(arguments, shape, include_str!("manifest/jobset.yaml"), group)?
+        }
     };
     let Some(file) = &arguments.output else {
         return if output.json {
@@ -87,6 +98,10 @@ fn common(arguments: &Manifest, shape: ClusterShape) -> Result<Template, Failure
     let (gpus, memory) = (shape.gpus_per_node, arguments.memory_per_node);
     template.set("gpus", if gpus > 0 { gpus.to_string() } else { String::new() });
     template.set("memory", memory.map(|gigabytes| gigabytes.to_string()).unwrap_or_default());
+    // Without further nodes, lines that mention them are left out.
+    let of_cpu_nodes = |value: String| if shape.cpu_nodes > 0 { value } else { String::new() };
+    template.set("cpu_nodes", of_cpu_nodes(shape.cpu_nodes.to_string()));
+    template.set("cpu_cores", of_cpu_nodes(shape.cpus_per_cpu_node.to_string()));
     let overrides = arguments.overrides.iter().map(|setting| format!("--set {}", template::shell(setting)));
     template.set("overrides", overrides.collect::<Vec<_>>().join(" "));
     Ok(template)
@@ -99,12 +114,27 @@ fn slurm(arguments: &Manifest, shape: ClusterShape) -> Result<String, Failure> {
     let mut template = common(arguments, shape)?;
     let files = arguments.files.iter().map(|file| template::shell(&file.to_string_lossy()));
     template.set("files", files.collect::<Vec<_>>().join(" "));
+    // A second component of the job, whose nodes are not counted with those of the first.
+    let is_het = shape.cpu_nodes > 0;
+    let of_het = |value: &str| if is_het { value.to_owned() } else { String::new() };
+    template.set("hetjob", of_het("hetjob"));
+    template.set("cpu_tasks", of_het("1"));
+    template.set("cpu_first", of_het(&shape.nodes.to_string()));
+    template.set("cpu_job", of_het("$!"));
+    let counted = if is_het { shape.nodes.to_string() } else { "$SLURM_JOB_NUM_NODES".to_owned() };
+    template.set("node_count", counted);
     template.set("partition", arguments.partition.clone().unwrap_or_default());
     template.set("time", arguments.time.clone().unwrap_or_default());
     Ok(template.fill(include_str!("manifest/slurm.sh")))
 }
 
-fn kubernetes(arguments: &Manifest, shape: ClusterShape, source: &str) -> Result<String, Failure> {
+/// Fills a template, and that of a group of equal pods for each kind of node.
+fn kubernetes(
+    arguments: &Manifest,
+    shape: ClusterShape,
+    source: &str,
+    group: &str,
+) -> Result<String, Failure> {
     if arguments.partition.is_some() || arguments.time.is_some() {
         return Err(Failure::usage_text("--partition and --time are for `slurm`"));
     }
@@ -128,7 +158,34 @@ fn kubernetes(arguments: &Manifest, shape: ClusterShape, source: &str) -> Result
     template.set("image", template::yaml(arguments.image.as_deref().unwrap_or_default()));
     template.set("claim", template::yaml(&arguments.claim));
     template.set("ray", RAY);
+    template.set("group", "nodes");
+    template.set("index", "JOB_COMPLETION_INDEX");
+    let controller = format!("{name}-controller-0-0.{name}:{}", arguments.port, name = run_name(arguments)?);
+    template.set("command", list(&["rloom", "node", "--controller", &controller]));
+    let mut groups = template.fill(group);
+    if shape.cpu_nodes > 0 {
+        let first = shape.nodes;
+        let mut further = template.clone();
+        further.set("group", "cpu-nodes");
+        further.set("index", format!("{first} + JOB_COMPLETION_INDEX"));
+        // Kubernetes makes `$` of `$$`.
+        let index = format!("$$(({first} + JOB_COMPLETION_INDEX))");
+        let daemon = format!("exec rloom node --controller {controller} --index {index}");
+        further.set("command", list(&["bash", "-c", &daemon]));
+        further.set("nodes", shape.cpu_nodes.to_string());
+        further.set("cpus", shape.cpus_per_cpu_node.to_string());
+        further.set("gpus", "");
+        further.set("memory", "");
+        groups.push_str(&further.fill(group));
+    }
+    template.set("groups", groups);
     Ok(template.fill(source))
+}
+
+/// A command of a container.
+fn list(words: &[&str]) -> String {
+    let lines: Vec<String> = words.iter().map(|word| format!("                    - {word}")).collect();
+    lines.join("\n")
 }
 
 /// Name of the run in names of SLURM and Kubernetes: lower-case letters, digits and hyphens.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rloom_core::{Purpose, RandomKey};
 
-use super::run::{GROUPS, MARK, Run, STEPS, check_groups, succeeded, undisturbed, wait_for};
+use super::run::{GROUPS, MARK, Run, STEPS, succeeded, undisturbed, wait_for};
+use crate::support::audit::check_groups;
 
 /// Ranks, of which one is still starting, a function and the daemon die in a run, which survives; then a run whose controller
 /// is killed resumes. Both end in the same weights, bit by bit.

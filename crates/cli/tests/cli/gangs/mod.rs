@@ -13,5 +13,5 @@
 mod deaths;
 mod methods;
 mod nodes;
-mod run;
+pub(crate) mod run;
 mod servers;

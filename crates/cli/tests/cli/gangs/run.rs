@@ -1,20 +1,17 @@
 //! A small run on two ranks, and checks of its processes, journal and result.
 
-use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rloom_store::journal::{self, Record};
-use rloom_telemetry::{Event, LoggedTrajectory, read_events};
+use rloom_telemetry::{Event, read_events};
 
-use crate::support::{Finished, Sandbox};
+use crate::support::{Finished, Sandbox, audit};
 
 /// Marks the processes of a test in their environment.
-pub(super) const MARK: &str = "RLOOM_TEST_MARK";
-pub(super) const STEPS: u64 = 8;
-pub(super) const GROUPS: u64 = 2;
+pub(crate) const MARK: &str = "RLOOM_TEST_MARK";
+pub(crate) const STEPS: u64 = 8;
+pub(crate) const GROUPS: u64 = 2;
 
 /// Two ranks train, this process samples, and a program takes its time to judge.
 const RECIPE: &str = r#"
@@ -77,37 +74,43 @@ fn sandbox() -> Sandbox {
 }
 
 /// A run in a sandbox.
-pub(super) struct Run {
-    pub(super) sandbox: Sandbox,
-    pub(super) mark: String,
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) mark: String,
 }
 
 impl Run {
-    pub(super) fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self { sandbox: sandbox(), mark: format!("{name}-{}", std::process::id()) }
     }
 
-    pub(super) fn command(&self, arguments: &[&str]) -> Command {
+    /// Gives each completion another time to be judged in seconds, which changes no result.
+    pub(crate) fn slow_down(&self, seconds: f64) {
+        self.sandbox.write("judge.sh", &JUDGE.replace("sleep 0.05", &format!("sleep {seconds}")));
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.sandbox.command(arguments);
         command.env(MARK, &self.mark).env("OMP_NUM_THREADS", "1");
         command
     }
 
-    pub(super) fn start(&self, arguments: &[&str]) -> Child {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         let mut command = self.command(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    pub(super) fn finish(&self, child: Child) -> Finished {
+    pub(crate) fn finish(&self, child: Child) -> Finished {
         self.sandbox.finished(&child.wait_with_output().unwrap())
     }
 
-    pub(super) fn resume(&self) -> Finished {
+    pub(crate) fn resume(&self) -> Finished {
         self.finish(self.start(&["train", "--resume", "runs/gang", "--quiet"]))
     }
 
     /// Processes of the run whose command line contains `text`; guards and the shells of other programs do not count.
-    pub(super) fn processes(&self, text: &str) -> Vec<u32> {
+    pub(crate) fn processes(&self, text: &str) -> Vec<u32> {
         let mark = format!("{MARK}={}", self.mark);
         let names = std::fs::read_dir("/proc").unwrap().flatten();
         let names = names.filter_map(|entry| entry.file_name().into_string().ok()?.parse::<u32>().ok());
@@ -124,32 +127,32 @@ impl Run {
     }
 
     /// Sends a signal to a process, once there is one. Returns its id.
-    pub(super) fn signal(&self, signal: &str, text: &str) -> u32 {
+    pub(crate) fn signal(&self, signal: &str, text: &str) -> u32 {
         wait_until(&format!("a process with {text}"), || !self.processes(text).is_empty());
         let pid = self.processes(text)[0];
         assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
         pid
     }
 
-    pub(super) fn kill(&self, text: &str) {
+    pub(crate) fn kill(&self, text: &str) {
         self.signal("-KILL", text);
     }
 
-    pub(super) fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<Event> {
         let lines = read_events(&self.sandbox.path("runs/gang/events.jsonl")).unwrap_or_default();
         lines.into_iter().map(|line| line.event).collect()
     }
 
-    pub(super) fn count(&self, is_counted: impl Fn(&Event) -> bool) -> usize {
+    pub(crate) fn count(&self, is_counted: impl Fn(&Event) -> bool) -> usize {
         self.events().iter().filter(|event| is_counted(event)).count()
     }
 
     /// Steps that were reported, those that are repeated included.
-    pub(super) fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.count(|event| matches!(event, Event::Step { .. }))
     }
 
-    pub(super) fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let of_event = |event| match event {
             Event::Warning { message } => Some(message),
             _ => None,
@@ -158,73 +161,44 @@ impl Run {
     }
 
     /// Waits for the reports of some more steps.
-    pub(super) fn wait_for_steps(&self, child: &mut Child, more: usize) {
+    pub(crate) fn wait_for_steps(&self, child: &mut Child, more: usize) {
         let before = self.steps();
         wait_for(child, "more steps", || self.steps() >= before + more);
     }
 
     /// Checks that no process of the run is left. Returns the time that the last one took to end.
-    pub(super) fn check_ended(&self) -> Duration {
+    pub(crate) fn check_ended(&self) -> Duration {
         let start = Instant::now();
         wait_until("all processes to end", || self.processes("").is_empty());
         start.elapsed()
     }
 
     /// Final weights, after each group was trained on exactly once.
-    pub(super) fn result(&self) -> Vec<u8> {
-        check_groups(&self.sandbox.path("runs/gang/rollouts"), STEPS, GROUPS);
+    pub(crate) fn result(&self) -> Vec<u8> {
+        audit::check_groups(&self.sandbox.path("runs/gang/rollouts"), STEPS, GROUPS);
         self.check_ended();
         std::fs::read(self.sandbox.path("runs/gang/checkpoints/latest/model.safetensors")).unwrap()
     }
 
-    /// Checks the journal of a run that keeps all checkpoints: each group has one end and one place, in a batch that was
-    /// recorded once before it was trained once.
-    pub(super) fn check_journal(&self, steps: u64, groups: u64) {
-        let log = journal::read(&self.sandbox.path("runs/gang/journal"), 0).unwrap().log;
-        let (mut ends, mut cut, mut batches) = (Vec::new(), Vec::new(), Vec::new());
-        for record in log {
-            match record {
-                Record::Ready { ticket, .. }
-                | Record::Filtered { ticket }
-                | Record::Failed { ticket, .. } => ends.push(ticket.0),
-                Record::Cut { batch, tickets, .. } => {
-                    batches.push(("cut", batch));
-                    cut.extend(tickets.into_iter().map(|ticket| ticket.0));
-                }
-                Record::Trained { batch, .. } => batches.push(("trained", batch)),
-                _ => {}
-            }
-        }
-        let expected = (0..steps).flat_map(|batch| [("cut", batch), ("trained", batch)]);
-        assert!(batches.iter().copied().eq(expected), "{batches:?}");
-        for mut tickets in [ends, cut] {
-            tickets.sort_unstable();
-            assert_eq!(tickets, (0..steps * groups).collect::<Vec<_>>());
-        }
+    /// Checks the journal of a run that keeps all checkpoints.
+    pub(crate) fn check_journal(&self, steps: u64, groups: u64) {
+        audit::check_journal(&self.sandbox.path("runs/gang"), steps, groups);
     }
-}
 
-/// One batch per step, and one batch per group.
-pub(super) fn check_groups(rollouts: &Path, steps: u64, groups: u64) {
-    let mut tickets = Vec::new();
-    for step in 1..=steps {
-        let bytes = std::fs::read(rollouts.join(format!("rl-step-{step:06}.jsonl.zst"))).unwrap();
-        let text = String::from_utf8(zstd::decode_all(&bytes[..]).unwrap()).unwrap();
-        let read = |line| serde_json::from_str::<LoggedTrajectory>(line).unwrap().trajectory.key.ticket.0;
-        tickets.extend(text.lines().map(read).collect::<BTreeSet<u64>>());
+    /// Checks the journal of a run that keeps all checkpoints and was interrupted; returns the number of trained batches.
+    pub(crate) fn check_interrupted_journal(&self, groups: u64) -> u64 {
+        audit::check_interrupted_journal(&self.sandbox.path("runs/gang"), groups)
     }
-    tickets.sort_unstable();
-    assert_eq!(tickets, (0..steps * groups).collect::<Vec<_>>());
 }
 
 /// Waits for something that a run does before its end.
-pub(super) fn wait_for(child: &mut Child, what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_for(child: &mut Child, what: &str, is_so: impl Fn() -> bool) {
     wait_until(what, || child.try_wait().unwrap().is_some() || is_so());
     let mut error = || child.stderr.take().map(std::io::read_to_string);
     assert!(is_so(), "the run ended before {what}: {:?}", error());
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(15);
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
@@ -232,12 +206,12 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-pub(super) fn succeeded(result: &Finished) {
+pub(crate) fn succeeded(result: &Finished) {
     assert_eq!(result.code, Some(0), "{}", result.text());
 }
 
 /// Weights of a run that nothing disturbs, and its time. All tests of a process share one.
-pub(super) fn undisturbed() -> &'static (Vec<u8>, Duration) {
+pub(crate) fn undisturbed() -> &'static (Vec<u8>, Duration) {
     static RESULT: OnceLock<(Vec<u8>, Duration)> = OnceLock::new();
     RESULT.get_or_init(|| {
         let start = Instant::now();

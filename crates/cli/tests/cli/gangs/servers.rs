@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use rloom_telemetry::{Event, Metrics};
 
-use super::run::{Run, check_groups, succeeded};
+use super::run::{Run, succeeded};
+use crate::support::audit::check_groups;
 
 const STEPS: u64 = 24;
 const GROUPS: u64 = 4;

@@ -36,6 +36,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     // Machines
     mistake("only `cluster.launcher = \"ray\"` reads it", &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.address=auto"], "only `cluster.launcher = \"ray\"` reads it",
         &[&["cluster.launcher=ray", "cluster.bind=127.0.0.1:7011", "cluster.address=auto"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),
+    mistake("only `cluster.cpu_nodes` above 0 reads it", &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4"], "only `cluster.cpu_nodes` above 0 reads it",
+        &[&["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4", "cluster.cpu_nodes=1"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),
     // Environments
     mistake("set `{} = \"guess\"`, or remove the environment", &["environment.kind=guess"], "set `data.generator = \"guess\"`, or remove the environment", &[&["environment.kind=guess", "data.generator=guess"], &[]]),
     mistake("environment.rs: set_guess(environment, data)", &["data.generator=guess"], "set `environment.kind = \"guess\"`", &[&["data.generator=guess", "environment.kind=guess"]]),
@@ -72,6 +74,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("compose.rs: every", &["steps = 4\n -> "], "`name`, `method`, `steps` and `groups_per_batch` are required in every stage", &[&[]]),
     mistake("rename the component, or set `{} = 0`", &["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='overlong'}]"], "rename the component, or set `stage.rl.algorithm.overlong.factor = 0`",
         &[&["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='noise'}]"], &["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='overlong'}]", "stage.rl.algorithm.overlong.factor=0"]]),
+    mistake("set `{} = \"torch\"`, or choose a method without a critic, such as `grpo`", &["stage.rl.method=ppo", "trainer.backend=megatron"], "set `trainer.backend = \"torch\"`, or choose a method without a critic, such as `grpo`",
+        &[&["stage.rl.method=ppo", "trainer.backend=torch"], &["stage.rl.method=grpo", "trainer.backend=megatron"]]),
     mistake("stage.rs: choices", &["stage.warmup.from=rl"], "the first stage can only start from `model`", &[&["stage.warmup.from=model"]]),
     mistake("stage.rs: choices", &["stage.rl.from=wamup"], "use `model`, `previous` or an earlier stage: `warmup`", &[&["stage.rl.from=model"], &["stage.rl.from=previous"], &["stage.rl.from=warmup"]]),
     mistake("use `groups_per_batch = {}`, or `minibatches = {fewer}`", &["stage.rl.algorithm.minibatches=3", "stage.rl.groups_per_batch=4"], "use `groups_per_batch = 3` or `groups_per_batch = 6`, or `minibatches = 2`",

@@ -72,7 +72,7 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("InstallError::Version", "crates/remote/tests/remote/environments.rs", "failures_say_what_to_do"),
     (
         "PlacementError::Devices",
-        "crates/run/src/assembly/placement.rs",
+        "crates/run/src/assembly/placement/tests.rs",
         "servers_come_after_the_ranks_or_share_their_gpus",
     ),
     ("PlacementError::Sleep", "crates/run/src/assembly/transfer/tests.rs", "servers_sleep_on_one_gpu"),

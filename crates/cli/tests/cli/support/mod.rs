@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod audit;
 pub(crate) mod hub;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 pub(crate) const TINY: &str = include_str!("tiny.toml");
 
 /// A temporary folder in which the program runs.
+#[derive(Debug)]
 pub(crate) struct Sandbox(TempDir);
 
 /// Exit code and output of the program.

@@ -107,13 +107,17 @@ fn servers_sleep_on_one_gpu() {
         let ipc = [TORCH, VLLM, SLEEP, "rollout.weights=ipc"];
         assert_eq!(placed(&ipc, Slots::Gpus(gpus)), Ok(Form::Ipc));
     }
-    let cases: [(&[&str], Slots, &str); 6] = [
+    // Several ranks and servers take turns through folders; IPC connects one of each.
+    let many = [TORCH, VLLM, SLEEP, "trainer.ranks=4", "rollout.replicas=2", "rollout.tensor_parallel=2"];
+    assert_eq!(placed(&many, Slots::Gpus(4)), Ok(Form::Folder));
+    let error = placed(&[&many[..], &["rollout.weights=ipc"]].concat(), Slots::Gpus(4)).unwrap_err();
+    assert!(error.to_string().contains("several ranks or servers share GPUs"), "{error}");
+    let cases: [(&[&str], Slots, &str); 5] = [
         (&[TORCH, VLLM, SLEEP], Slots::Cores(8), "this machine has no GPU"),
         (&[VLLM, SLEEP], Slots::Gpus(1), "the built-in engine trains on processors"),
         (&[TORCH, "rollout.engine=sglang", SLEEP], Slots::Gpus(1), "only vLLM servers"),
         (&[TORCH, VLLM, SLEEP, "rollout.urls=['http://a:1']"], Slots::Gpus(1), "only vLLM servers"),
         (&[TORCH, VLLM, SLEEP, "schedule.max_staleness=1"], Slots::Gpus(1), "generate while the ranks train"),
-        (&[TORCH, VLLM, SLEEP, "rollout.replicas=2"], Slots::Gpus(2), "one rank and one server"),
     ];
     for (overrides, machine, reason) in cases {
         let error = placed(overrides, machine).unwrap_err();

@@ -13,6 +13,10 @@
 # SIGTERM comes 120 s before the time limit; the run is saved and the job is put into the queue again.
 #SBATCH --signal=B:TERM@120
 #SBATCH --requeue
+#SBATCH {{hetjob}}
+#SBATCH --nodes={{cpu_nodes}}
+#SBATCH --ntasks-per-node={{cpu_tasks}}
+#SBATCH --cpus-per-task={{cpu_cores}}
 set -euo pipefail
 
 # Daemons and the controller prove to each other that they know the token. It is in the environment alone.
@@ -23,13 +27,18 @@ export RLOOM_TOKEN
 controller=$(hostname):{{port}}
 srun --ntasks-per-node=1 --cpus-per-task={{cpus}} --kill-on-bad-exit=0 \
   bash -c "while :; do rloom node --controller $controller; sleep 5; done" &
-daemons=$!
+daemons=("$!")
+# The {{cpu_nodes}} further nodes are for rewards and environments. Their numbers follow those of the first nodes.
+srun --het-group=1 --ntasks-per-node={{cpu_tasks}} --cpus-per-task={{cpu_cores}} --kill-on-bad-exit=0 \
+  bash -c "while :; do rloom node --controller $controller --index \$(({{cpu_first}} + SLURM_NODEID)); sleep 5; done" &
+daemons+=("{{cpu_job}}")
 
 # This script runs on the first node, and the controller with it.
 rloom train {{files}} \
   {{overrides}} \
   --set cluster.launcher=wait \
-  --set "cluster.nodes=$SLURM_JOB_NUM_NODES" \
+  --set "cluster.nodes={{node_count}}" \
+  --set cluster.cpu_nodes={{cpu_nodes}} \
   --set cluster.bind=0.0.0.0:{{port}} \
   --set run.resume=auto &
 train=$!
@@ -42,11 +51,11 @@ while kill -0 "$train" 2> /dev/null; do
   status=0
   wait "$train" || status=$?
 done
-kill "$daemons" 2> /dev/null || true
-wait "$daemons" || true
+kill "${daemons[@]}" 2> /dev/null || true
+wait "${daemons[@]}" || true
 
 # 130: the run was interrupted and is saved. A cancelled job is not running any more.
-if [ "$status" -eq 130 ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+if [ "$status" -eq 130 ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T | sort --unique)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

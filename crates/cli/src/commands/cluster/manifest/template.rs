@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Values of the placeholders of a template.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Template(BTreeMap<&'static str, String>);
 
 impl Template {
