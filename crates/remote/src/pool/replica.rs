@@ -60,16 +60,19 @@ impl Supervisor {
         let mut failures = 0;
         let mut backoff = self.shared.timings.backoff;
         let mut is_started = self.restart.is_none();
+        // Whether the process has failed, which was counted, and has not been started again since.
+        let mut has_failed = false;
         loop {
             if self.is_over() {
                 return self.gone();
             }
-            let failure = match self.start(&mut is_started).await {
+            let reconnects = has_failed && is_started && self.restart.is_some();
+            let (failure, has_served) = match self.start(&mut is_started).await {
                 Ok(()) => {
                     backoff = self.shared.timings.backoff;
-                    self.serve().await
+                    (self.serve().await, true)
                 }
-                Err(failure) => failure,
+                Err(failure) => (failure, false),
             };
             // Whatever ends the service counts: a replica that fails again and again is given up.
             let counts = match failure {
@@ -97,7 +100,9 @@ impl Supervisor {
                     continue;
                 }
             };
-            failures += u32::from(counts);
+            // A process that stops serving and cannot be reached afterwards has failed once.
+            has_failed = counts;
+            failures += u32::from(counts && (has_served || !reconnects));
             self.report(failures);
             if failures > self.shared.restarts {
                 return self.gone();

@@ -72,6 +72,26 @@ fn a_process_that_dies_is_started_again() {
 }
 
 #[test]
+fn a_death_uses_up_one_restart() {
+    let (pool, trainer) = (pool(2), Trainer::new());
+    let started = Started::new(0..0);
+    pool.join_managed(started.server(), Arc::clone(&started) as Arc<dyn Restart>, 1);
+    run(pool.load(&trainer.main(1), OnUpdate::Finish)).unwrap();
+    for death in 1..=2 {
+        drop(started.running.lock().unwrap().take());
+        let requests: Vec<_> = (0..4).map(|sample| request(u64::from(death), sample, 20)).collect();
+        let made = run(generate_all(&pool, requests.iter().cloned())).unwrap();
+        requests.iter().zip(&made).for_each(|(request, made)| check(&trainer, request, made));
+        assert_eq!(started.starts.load(Ordering::Relaxed), death + 1);
+    }
+    drop(started.running.lock().unwrap().take());
+    run(generate_all(&pool, [request(3, 0, 20)])).unwrap_err();
+    let reports = pool.take_failures();
+    assert!(reports.last().unwrap().contains("is given up"), "{reports:?}");
+    assert_eq!(started.starts.load(Ordering::Relaxed), 3);
+}
+
+#[test]
 fn a_process_that_fails_to_start_is_given_up() {
     let (pool, trainer) = (pool(2), Trainer::new());
     let started = Started::new(0..u32::MAX);

@@ -10,9 +10,10 @@ pub(crate) mod model;
 mod sglang;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rloom_remote::Server;
 use serde_json::{Value, json};
@@ -121,6 +122,19 @@ pub(crate) struct StandIn {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// Listens at a port. A connection of another test may use it for a moment if the system chose it earlier.
+async fn bind(port: u16) -> TcpListener {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        match TcpListener::bind(("127.0.0.1", port)).await {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                sleep(Duration::from_millis(20)).await;
+            }
+            listener => return listener.unwrap(),
+        }
+    }
+}
+
 impl StandIn {
     pub(crate) fn start() -> Self {
         Self::at(0, Protocol::Vllm)
@@ -156,7 +170,7 @@ impl StandIn {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
-                let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+                let listener = bind(port).await;
                 bound.send(listener.local_addr().unwrap()).unwrap();
                 tokio::select! {
                     _ = stopped => {}
