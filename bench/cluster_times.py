@@ -1,4 +1,4 @@
-"""Seconds from `rloom train` to the first completion, and from the loss of a process to work again.
+"""Seconds from `rloom train` to the first sampled token, and from the loss of a process to work again.
 
     PYTHONPATH=python python3 bench/cluster_times.py --trainer PYTHON [--vllm PYTHON] [--rounds 3]
 
@@ -45,7 +45,7 @@ generator = "arithmetic"
 [reward]
 components = [{ kind = "random" }]
 [sampling]
-max_new_tokens = 8
+max_new_tokens = 1
 [trainer]
 backend = "torch"
 ranks = 2
@@ -109,8 +109,8 @@ class Run:
             time.sleep(0.05)
         raise TimeoutError(what)
 
-    def first_completion(self) -> float:
-        """Seconds from the command to the first completions."""
+    def first_token(self) -> float:
+        """Seconds from the command to the first group, whose completions have one token each."""
         return self.wait("a group", lambda event: event.get("activity") == "group") - self.began
 
     def after_kill(self, role: str) -> float:
@@ -171,7 +171,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run = Run(Path(folder), options)
                 try:
-                    found.setdefault(f"first completion, {start}", []).append(run.first_completion())
+                    found.setdefault(f"first token, {start}", []).append(run.first_token())
                     found.setdefault(f"killed {role}", []).append(run.after_kill(role))
                 finally:
                     run.end()

@@ -23,14 +23,14 @@ set -euo pipefail
 RLOOM_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export RLOOM_TOKEN
 
-# One daemon on each node of the job. A daemon that ends is started again, until the job ends.
+# One daemon on each node of the job. A daemon that ends is started again, until the job ends and SLURM kills the pause.
 controller=$(hostname):{{port}}
 srun --ntasks-per-node=1 --cpus-per-task={{cpus}} --kill-on-bad-exit=0 \
-  bash -c "while :; do rloom node --controller $controller; sleep 5; done" &
+  bash -c "while :; do rloom node --controller $controller; sleep 5 || exit; done" &
 daemons=("$!")
 # The {{cpu_nodes}} further nodes are for rewards and environments. Their numbers follow those of the first nodes.
 srun --het-group=1 --ntasks-per-node={{cpu_tasks}} --cpus-per-task={{cpu_cores}} --kill-on-bad-exit=0 \
-  bash -c "while :; do rloom node --controller $controller --index \$(({{cpu_first}} + SLURM_NODEID)); sleep 5; done" &
+  bash -c "while :; do rloom node --controller $controller --index \$(({{cpu_first}} + SLURM_NODEID)); sleep 5 || exit; done" &
 daemons+=("{{cpu_job}}")
 
 # This script runs on the first node, and the controller with it.
