@@ -368,14 +368,31 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             Ok(judged) => judged,
             Err(current) => {
                 self.settings.scorer.timed_out(&current, key, self.settings.reward_timeout)?;
-                // Skipped: what was pending does not apply.
-                group.iter().map(|(_, rewards)| Rewards { pending: false, ..rewards.clone() }).collect()
+                let failed = |rewards: &Rewards| self.settings.scorer.dropped_group(rewards, &current);
+                group.iter().map(|(_, rewards)| failed(rewards)).collect()
             }
         };
         for ((_, rewards), judged) in group.iter_mut().zip(judged) {
             *rewards = judged;
         }
         Ok(time)
+    }
+
+    /// Checks the number of episodes, of a group or of an evaluation, that failures of rewards leave out.
+    pub(crate) fn check_dropped<'a>(
+        &self,
+        rewards: impl ExactSizeIterator<Item = &'a Rewards>,
+    ) -> Result<(), CollectError> {
+        let scorer = &self.settings.scorer;
+        let (episodes, share) = (rewards.len(), scorer.max_dropped());
+        let failures: Vec<&str> = rewards.filter_map(|rewards| scorer.failure(rewards)).collect();
+        match failures.last() {
+            Some(&last) if failures.len() as f64 > share * episodes as f64 => {
+                let (dropped, last) = (failures.len(), last.to_owned());
+                Err(CollectError::TooManyDropped { dropped, episodes, share, last })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn judge_of(&self, task: &Task) -> Judge {

@@ -37,6 +37,21 @@ pub enum CollectError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Reward(#[from] RewardError),
+    /// Rewards failed for too many completions.
+    #[error(
+        "rewards failed for {dropped} of {episodes} completions, more than `reward.max_dropped = {share}` allows; the last \
+         failure: {last}"
+    )]
+    TooManyDropped {
+        /// Completions without a reward.
+        dropped: usize,
+        /// All completions.
+        episodes: usize,
+        /// The limit.
+        share: f64,
+        /// The last failure.
+        last: String,
+    },
     /// The thread that computes rewards panicked.
     #[error("the reward panicked: {message}")]
     RewardPanicked {

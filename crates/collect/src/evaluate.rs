@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rloom_core::{Purpose, SampleKey, Task, Ticket, metric};
+use rloom_core::{Purpose, Rewards, SampleKey, Task, Ticket, metric};
 use rloom_data::Dataset;
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_telemetry::{Metrics, Sample};
@@ -41,6 +41,8 @@ struct TaskOutcome {
     task: Task,
     greedy: ScoredEpisode,
     correct_samples: u64,
+    /// Samples whose rewards did not fail.
+    judged_samples: u64,
 }
 
 impl<E: RolloutEngine> Evaluator<E> {
@@ -79,30 +81,43 @@ impl<E: RolloutEngine> Evaluator<E> {
         let tasks = (0..self.tasks).map(|index| Box::pin(self.task(index)));
         let outcomes: Vec<TaskOutcome> =
             join_all(tasks, limit).await.into_iter().collect::<Result<_, CollectError>>()?;
-        let n = outcomes.len().max(1) as f64;
+        // A failure of a reward is not a wrong answer: such tasks do not count.
+        let failed = |o: &TaskOutcome| self.episodes.scorer().failure(&o.greedy.rewards).is_some();
+        self.episodes.check_dropped(outcomes.iter().map(|o| &o.greedy.rewards))?;
+        let tasks = outcomes.len() as u64;
+        let judged: Vec<&TaskOutcome> = outcomes.iter().filter(|o| !failed(o)).collect();
+        let n = judged.len().max(1) as f64;
         let fraction = |count: usize| count as f64 / n;
-        let solved = |o: &&TaskOutcome| o.greedy.rewards.solved == Some(true);
-        let accuracy = fraction(outcomes.iter().filter(solved).count());
+        let accuracy = fraction(judged.iter().filter(|o| o.greedy.rewards.solved == Some(true)).count());
         let mut metrics = Metrics::new();
+        if judged.len() < outcomes.len() {
+            metrics.insert(metric::EVAL_DROPPED.into(), (outcomes.len() - judged.len()) as f64);
+        }
         metrics.insert(metric::EVAL_ACCURACY.into(), accuracy);
-        if outcomes.iter().any(|o| o.greedy.rewards.parsed.is_some()) {
-            let parsed = outcomes.iter().filter(|o| o.greedy.rewards.parsed == Some(true)).count();
+        if judged.iter().any(|o| o.greedy.rewards.parsed.is_some()) {
+            let parsed = judged.iter().filter(|o| o.greedy.rewards.parsed == Some(true)).count();
             metrics.insert(metric::EVAL_PARSED.into(), fraction(parsed));
         }
-        let tokens: usize = outcomes.iter().map(|o| o.greedy.trajectory.policy_tokens()).sum();
+        let tokens: usize = judged.iter().map(|o| o.greedy.trajectory.policy_tokens()).sum();
         metrics.insert(metric::EVAL_MEAN_LENGTH.into(), tokens as f64 / n);
         if self.samples == 0 {
             metrics.insert(metric::EVAL_PASS_AT_1.into(), accuracy);
         }
         let mut k = 1;
         while k <= u64::from(self.samples) {
-            let sum: f64 =
-                outcomes.iter().map(|o| pass_at_k(u64::from(self.samples), o.correct_samples, k)).sum();
-            metrics.insert(format!("{}{k}", metric::EVAL_PASS_AT), sum / n);
+            let estimates: Vec<f64> = judged
+                .iter()
+                .filter(|o| o.judged_samples >= k)
+                .map(|o| pass_at_k(o.judged_samples, o.correct_samples, k))
+                .collect();
+            if !estimates.is_empty() {
+                let mean = estimates.iter().sum::<f64>() / estimates.len() as f64;
+                metrics.insert(format!("{}{k}", metric::EVAL_PASS_AT), mean);
+            }
             k *= 2;
         }
         let samples = outcomes.iter().take(shown).map(|o| self.sample(o)).collect();
-        Ok(EvaluationReport { metrics, samples, tasks: outcomes.len() as u64, accuracy })
+        Ok(EvaluationReport { metrics, samples, tasks, accuracy })
     }
 
     async fn task(&self, index: u64) -> Result<TaskOutcome, CollectError> {
@@ -129,8 +144,12 @@ impl<E: RolloutEngine> Evaluator<E> {
             join_all(episodes, usize::MAX).await.into_iter().collect::<Result<_, CollectError>>()?;
         let mut scored = self.judged_together(&task, scored).await?.into_iter();
         let greedy = scored.next().ok_or(CollectError::Stopped)?;
-        let correct_samples = scored.filter(|sample| sample.rewards.solved == Some(true)).count() as u64;
-        Ok(TaskOutcome { task, greedy, correct_samples })
+        let rewards: Vec<Rewards> = scored.map(|sample| sample.rewards).collect();
+        self.episodes.check_dropped(rewards.iter())?;
+        let judged = rewards.iter().filter(|rewards| self.episodes.scorer().failure(rewards).is_none());
+        let judged_samples = judged.count() as u64;
+        let correct_samples = rewards.iter().filter(|rewards| rewards.solved == Some(true)).count() as u64;
+        Ok(TaskOutcome { task, greedy, correct_samples, judged_samples })
     }
 
     /// Completes the rewards of a task's episodes, which are judged as a group.

@@ -73,10 +73,8 @@ pub struct GroupSettings {
 
 /// End of a sample's episode.
 enum SampleEnd {
-    /// Generated and scored.
-    Complete,
-    /// Generated; a part of its reward needs the whole group.
-    Pending(u32, Box<Episode>),
+    /// Generated and scored; a part of its reward may need the whole group.
+    Scored(u32, Box<Episode>),
     /// The run stops before it is complete.
     Stopped,
 }
@@ -150,17 +148,20 @@ impl<E: RolloutEngine> GroupRunner<E> {
         let mut complete = true;
         for ended in join_all(pending, usize::MAX).await {
             match ended.map_err(|error| GroupFailure::new(task.index, &error))? {
-                SampleEnd::Complete => {}
-                SampleEnd::Pending(sample, episode) => {
+                SampleEnd::Scored(sample, episode) => {
                     progress.done.insert(sample, *episode);
                 }
                 SampleEnd::Stopped => complete = false,
             }
         }
         if complete && progress.done.values().any(|episode| episode.rewards.pending) {
-            self.judge(task, progress.done, report)
+            self.judge(task, &mut progress.done, report)
                 .await
                 .map_err(|error| GroupFailure::new(task.index, &error))?;
+        }
+        if complete {
+            let rewards = progress.done.values().map(|episode| &episode.rewards);
+            self.episodes.check_dropped(rewards).map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         Ok(complete)
     }
@@ -169,17 +170,17 @@ impl<E: RolloutEngine> GroupRunner<E> {
     async fn judge(
         &self,
         task: &Task,
-        episodes: BTreeMap<u32, Episode>,
+        episodes: &mut BTreeMap<u32, Episode>,
         report: &(dyn Fn(GroupUpdate) + Sync),
     ) -> Result<(), CollectError> {
         let scored =
             |episode: &Episode| episode.segments.first().map(|own| (own.clone(), episode.rewards.clone()));
         let mut group: Vec<_> = episodes.values().filter_map(scored).collect();
         let mut reward_time = self.episodes.judge_group(task, &mut group).await?;
-        for ((sample, episode), (_, rewards)) in episodes.into_iter().zip(group) {
-            let mut episode = Episode { rewards, ..episode };
-            self.add_overlong(&mut episode);
-            report(GroupUpdate::Judged { sample, episode, reward_time });
+        for ((&sample, episode), (_, rewards)) in episodes.iter_mut().zip(group) {
+            episode.rewards = rewards;
+            self.add_overlong(episode);
+            report(GroupUpdate::Judged { sample, episode: episode.clone(), reward_time });
             reward_time = Duration::ZERO;
         }
         Ok(())
@@ -226,12 +227,10 @@ impl<E: RolloutEngine> GroupRunner<E> {
             segments: vec![scored.trajectory],
             rewards: scored.rewards,
         };
-        let end = if episode.rewards.pending {
-            SampleEnd::Pending(sample, Box::new(episode.clone()))
-        } else {
+        if !episode.rewards.pending {
             self.add_overlong(&mut episode);
-            SampleEnd::Complete
-        };
+        }
+        let end = SampleEnd::Scored(sample, Box::new(episode.clone()));
         report(GroupUpdate::Episode { sample, episode, reward_time: scored.reward_time });
         Ok(end)
     }

@@ -127,7 +127,7 @@ mod tests {
         let episodes = rewards
             .iter()
             .map(|&value| {
-                let components = vec![RewardComponent { name: "exact".into(), weight: 2.0, value }];
+                let components = vec![RewardComponent::new("exact", 2.0, value)];
                 let rewards = Rewards { components, ..Rewards::default() };
                 Episode { role: Role::Train, segments: vec![], rewards }
             })

@@ -9,8 +9,7 @@ const OVERLONG: &str = "overlong";
 /// Adds the overlong penalty to a reward. An episode without an applicable reward stays without one.
 pub(crate) fn add_overlong_penalty(rewards: &mut Rewards, penalty: f64) {
     if rewards.total().is_some() {
-        let value = Some(penalty);
-        rewards.components.push(RewardComponent { name: OVERLONG.to_owned(), weight: 1.0, value });
+        rewards.components.push(RewardComponent::new(OVERLONG, 1.0, Some(penalty)));
     }
 }
 
@@ -42,7 +41,7 @@ mod tests {
 
     #[test]
     fn other_rewards_do_not_replace_a_verifier_that_does_not_apply() {
-        let random = RewardComponent { name: "random".into(), weight: 0.5, value: Some(1.0) };
+        let random = RewardComponent::new("random", 0.5, Some(1.0));
         let mut rewards = Rewards { components: vec![random], ..Rewards::default() };
         add_overlong_penalty(&mut rewards, -0.25);
         assert_eq!(rewards.total(), Some(0.25));

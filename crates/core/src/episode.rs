@@ -19,8 +19,18 @@ pub struct RewardComponent {
     pub name: String,
     /// Weight in the sum.
     pub weight: f64,
-    /// Value before weighting; `None` if the component does not apply to this episode.
+    /// Value before weighting; `None` if the component does not apply to this episode, or has failed.
     pub value: Option<f64>,
+    /// Why the component failed to judge the episode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+impl RewardComponent {
+    /// A component with its value; `None` if it does not apply.
+    pub fn new(name: impl Into<String>, weight: f64, value: Option<f64>) -> Self {
+        Self { name: name.into(), weight, value, failure: None }
+    }
 }
 
 /// The rewards of an episode.
@@ -43,8 +53,17 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Rewards {
-    /// The weighted sum of the components that apply; `None` if none does.
+    /// The failure of a component that counts. Such an episode has no reward: that of the other components would treat the
+    /// failure as a value of 0.
+    pub fn failure(&self) -> Option<&str> {
+        self.components.iter().filter(|c| c.weight != 0.0).find_map(|c| c.failure.as_deref())
+    }
+
+    /// The weighted sum of the components that apply; `None` if none does or one has failed.
     pub fn total(&self) -> Option<f64> {
+        if self.failure().is_some() {
+            return None;
+        }
         let mut applies = false;
         let mut sum = 0.0;
         for c in &self.components {

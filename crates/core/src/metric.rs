@@ -199,6 +199,8 @@ metrics! {
     EVAL_PASS_AT = prefix "eval/pass@", "fraction";
     /// Fraction of held-out completions from which an answer was extracted.
     EVAL_PARSED = "eval/parsed", "fraction";
+    /// Held-out tasks that are left out because a reward failed.
+    EVAL_DROPPED = "eval/dropped", "tasks";
     /// Mean number of policy tokens per held-out completion.
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
 }

@@ -139,7 +139,7 @@ fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Ep
             attachments: Vec::new(),
         })
         .collect();
-    let components = vec![RewardComponent { name: "exact".into(), weight: 1.0, value: Some(reward) }];
+    let components = vec![RewardComponent::new("exact", 1.0, Some(reward))];
     Episode {
         role,
         segments,

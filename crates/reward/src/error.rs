@@ -170,7 +170,7 @@ pub enum RewardError {
     #[error("reward `{component}` exceeded the timeout of {} s on sample {sample}", timeout.as_secs_f64())]
     #[diagnostic(help(
         "raise `reward.timeout_seconds` if the reward is slow (`stage.NAME.reward.timeout_seconds` in a resumed run); \
-         `reward.on_error = \"skip\"` continues without it in a new run"
+         `reward.on_error = \"drop\"` leaves such completions out in a new run"
     ))]
     TimedOut {
         /// Name of the component.

@@ -5,7 +5,7 @@
 //! read. One verifier, the outcome, decides what evaluation counts; other components only shape the reward.
 //!
 //! A component that fails or returns a value that is not finite is an error that names component and sample. By default
-//! it ends the run; with `on_error = "skip"` it is counted.
+//! it ends the run; with `on_error = "drop"` it is counted, and the completion has no reward.
 
 mod completion;
 mod countdown;

@@ -20,6 +20,7 @@ pub struct Scorer {
     /// Index of the outcome verifier.
     outcome: Option<usize>,
     on_error: OnError,
+    max_dropped: f64,
     seed: u64,
     stage: u32,
 }
@@ -76,15 +77,17 @@ impl Scorer {
             Ok(Component { name: c.name.clone(), weight: c.weight, reward, failures: AtomicU64::new(0) })
         };
         let components = settings.components.iter().map(component).collect::<Result<_, RewardError>>()?;
-        Ok(Self { components, outcome: settings.outcome_index(), on_error: settings.on_error, seed, stage })
+        let RewardSettings { on_error, max_dropped, .. } = *settings;
+        Ok(Self { components, outcome: settings.outcome_index(), on_error, max_dropped, seed, stage })
     }
 
-    /// A scorer of the given components, with names and weights and without an outcome.
+    /// A scorer of the given components, with names and weights. The first verifier is the outcome.
     pub fn from_rewards(rewards: Vec<(String, f64, Box<dyn Reward>)>, on_error: OnError) -> Self {
         let component =
             |(name, weight, reward)| Component { name, weight, reward, failures: AtomicU64::new(0) };
+        let outcome = rewards.iter().position(|(_, _, reward)| reward.is_verifier());
         let components = rewards.into_iter().map(component).collect();
-        Self { components, outcome: None, on_error, seed: 0, stage: 0 }
+        Self { components, outcome, on_error, max_dropped: 0.5, seed: 0, stage: 0 }
     }
 
     /// Judges a trajectory with the components that judge completions one by one. With others, the rewards are pending.
@@ -112,19 +115,17 @@ impl Scorer {
         let together = |(_, component): &(usize, &Component)| component.reward.judges_groups();
         for (index, component) in self.components.iter().enumerate().filter(together) {
             current.0.store(index, Ordering::Relaxed);
-            let verdicts = match component.judge_group(&completions) {
-                Ok(verdicts) => verdicts,
+            let (verdicts, failure) = match component.judge_group(&completions) {
+                Ok(verdicts) => (verdicts, None),
                 Err(error) => {
                     component.failures.fetch_add(group.len() as u64, Ordering::Relaxed);
-                    match self.on_error {
-                        OnError::Fatal => return Err(error),
-                        OnError::Skip => vec![Verdict::not_applicable(); group.len()],
-                    }
+                    let failure = self.dropped(error)?;
+                    (vec![Verdict::not_applicable(); group.len()], Some(failure))
                 }
             };
             for (rewards, verdict) in rewards.iter_mut().zip(verdicts) {
                 if let Some(own) = rewards.components.get_mut(index) {
-                    own.value = verdict.value;
+                    (own.value, own.failure) = (verdict.value, failure.clone());
                 }
                 if self.outcome == Some(index) {
                     (rewards.solved, rewards.parsed) = (verdict.solved, verdict.parsed);
@@ -198,35 +199,64 @@ impl Scorer {
         }
     }
 
-    /// The rewards of a completion whose judgement exceeded the timeout: none of the components applies.
+    /// Reason for which a completion is left out, if failures leave it out.
+    fn dropped(&self, error: RewardError) -> Result<String, RewardError> {
+        match self.on_error {
+            OnError::Fatal => Err(error),
+            OnError::Drop => Ok(error.to_string()),
+        }
+    }
+
+    /// The failure for which a completion is left out: that of a component that counts, or of the outcome.
+    pub fn failure<'a>(&self, rewards: &'a Rewards) -> Option<&'a str> {
+        let outcome = || rewards.components.get(self.outcome?)?.failure.as_deref();
+        rewards.failure().or_else(outcome)
+    }
+
+    /// Largest share of the completions of a group that failures may leave out.
+    pub fn max_dropped(&self) -> f64 {
+        self.max_dropped
+    }
+
+    /// The rewards of a completion whose judgement exceeded the timeout: the component in question has failed, and the
+    /// others do not apply.
     ///
     /// # Errors
     ///
-    /// [`RewardError::TimedOut`], unless failures are skipped.
+    /// [`RewardError::TimedOut`], unless failures leave the completion out.
     pub fn timed_out(
         &self,
         current: &CurrentComponent,
         sample: SampleKey,
         timeout: Duration,
     ) -> Result<Rewards, RewardError> {
-        let component = self.component(current);
-        if let Some(component) = component {
+        let judging = current.0.load(Ordering::Relaxed);
+        let component = self.components.get(judging).map_or_else(String::new, |component| {
             component.failures.fetch_add(1, Ordering::Relaxed);
+            component.name.clone()
+        });
+        let failure = self.dropped(RewardError::TimedOut { component, sample, timeout })?;
+        let rewards = self.components.iter().enumerate().map(|(index, component)| RewardComponent {
+            failure: (index == judging).then(|| failure.clone()),
+            ..RewardComponent::new(&component.name, component.weight, None)
+        });
+        Ok(Rewards { components: rewards.collect(), ..Rewards::default() })
+    }
+
+    /// The rewards of a completion in a group whose judgement exceeded the timeout ([`timed_out`](Self::timed_out)).
+    pub fn dropped_group(&self, rewards: &Rewards, current: &CurrentComponent) -> Rewards {
+        let mut rewards = Rewards { pending: false, ..rewards.clone() };
+        if let Some(component) = rewards.components.get_mut(current.0.load(Ordering::Relaxed)) {
+            component.failure = Some("the judgement of the group exceeded the timeout".to_owned());
         }
-        if self.on_error == OnError::Fatal {
-            let component = component.map(|c| c.name.clone()).unwrap_or_default();
-            return Err(RewardError::TimedOut { component, sample, timeout });
-        }
-        let none = |c: &Component| RewardComponent { name: c.name.clone(), weight: c.weight, value: None };
-        Ok(Rewards { components: self.components.iter().map(none).collect(), ..Rewards::default() })
+        rewards
     }
 
     /// Judges a completion.
     ///
     /// # Errors
     ///
-    /// A component that fails or panics, or whose value is not finite, unless failures are skipped; a skipped component
-    /// does not apply.
+    /// A component that fails or panics, or whose value is not finite, unless failures leave the completion out.
     pub fn judge(
         &self,
         completion: &Completion<'_>,
@@ -239,20 +269,16 @@ impl Scorer {
             rewards.pending |= judges_groups;
             let judged =
                 if judges_groups { Ok(Verdict::not_applicable()) } else { component.judge(completion) };
-            let verdict = match judged {
-                Ok(verdict) => verdict,
+            let (verdict, failure) = match judged {
+                Ok(verdict) => (verdict, None),
                 Err(error) => {
                     component.failures.fetch_add(1, Ordering::Relaxed);
-                    match self.on_error {
-                        OnError::Fatal => return Err(error),
-                        OnError::Skip => Verdict::not_applicable(),
-                    }
+                    (Verdict::not_applicable(), Some(self.dropped(error)?))
                 }
             };
             rewards.components.push(RewardComponent {
-                name: component.name.clone(),
-                weight: component.weight,
-                value: verdict.value,
+                failure,
+                ..RewardComponent::new(&component.name, component.weight, verdict.value)
             });
             if self.outcome == Some(index) {
                 rewards.solved = verdict.solved;
@@ -390,7 +416,7 @@ mod tests {
                 if component == "broken" && message == "seven is too much"),
             "{error}"
         );
-        let lenient = scorer(7.0, OnError::Skip);
+        let lenient = scorer(7.0, OnError::Drop);
         assert_eq!(judge(&lenient).unwrap().total(), None);
         assert_eq!(lenient.failures().collect::<Vec<_>>(), [("broken", 1)]);
     }
@@ -403,8 +429,9 @@ mod tests {
         };
         let error = timed_out(OnError::Fatal).unwrap_err();
         assert_eq!(error.to_string(), "reward `broken` exceeded the timeout of 2 s on sample 4/2");
-        let rewards = timed_out(OnError::Skip).unwrap();
+        let rewards = timed_out(OnError::Drop).unwrap();
         assert_eq!((rewards.components.len(), rewards.total()), (1, None));
+        assert_eq!(rewards.failure(), Some(error.to_string().as_str()));
     }
 
     #[test]
@@ -423,10 +450,14 @@ mod tests {
     #[test]
     fn failures_are_fatal_or_counted() {
         assert!(matches!(judge(&scorer(0.0, OnError::Fatal)), Err(RewardError::Failed { .. })));
-        let lenient = scorer(0.0, OnError::Skip);
+        let lenient = scorer(0.0, OnError::Drop);
         for seen in 1..=3 {
             let rewards = judge(&lenient).unwrap();
             assert_eq!((rewards.components[0].value, rewards.total()), (None, None));
+            assert_eq!(
+                rewards.failure(),
+                Some("reward `broken` failed on sample 4/2: the environment gave no step rewards")
+            );
             assert_eq!(lenient.failures().collect::<Vec<_>>(), [("broken", seen)]);
         }
         assert_eq!(judge(&scorer(3.0, OnError::Fatal)).unwrap().total(), Some(6.0));

@@ -18,11 +18,11 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// Stop the run with an error.
+    /// Fail the group, which ends the run unless `schedule.max_failures` allows it to be replaced.
     #[default]
     Fatal,
-    /// Ignore the component for that completion; failures are counted.
-    Skip,
+    /// Leave the completion out of training; failures are counted.
+    Drop,
 }
 
 /// The reward: a weighted sum of named components.
@@ -46,6 +46,10 @@ pub struct RewardSettings {
     /// Reaction to the failure of a component: an error, a panic, a value that is not finite, or a timeout.
     #[serde(default)]
     pub on_error: OnError,
+    /// With `on_error = "drop"`: largest share of the completions of a group, or of the tasks of an evaluation, that may be
+    /// left out; from 0 to below 1. Beyond it the group or the evaluation fails.
+    #[serde(default = "default_max_dropped")]
+    pub max_dropped: f64,
     /// Timeout for judging one completion, in seconds; above 0 and at most 31536000 (a year).
     #[serde(default = "default_timeout")]
     pub timeout_seconds: f64,
@@ -53,6 +57,10 @@ pub struct RewardSettings {
 
 fn default_timeout() -> f64 {
     60.0
+}
+
+fn default_max_dropped() -> f64 {
+    0.5
 }
 
 /// One component of the sum. In a configuration it is a flat table with `kind`, `name`, `weight` and the keys of the
@@ -200,6 +208,7 @@ impl RewardSettings {
             components: vec![kind.into()],
             outcome: None,
             on_error: OnError::Fatal,
+            max_dropped: default_max_dropped(),
             timeout_seconds: default_timeout(),
         }
     }
@@ -227,6 +236,7 @@ impl RewardSettings {
         }
         // A year, which clocks can add without overflow.
         ValueRange::above(0.0, 31_536_000.0).check("timeout_seconds", self.timeout_seconds)?;
+        ValueRange::from_below(0.0, 1.0).check("max_dropped", self.max_dropped)?;
         let Some(outcome) = &self.outcome else { return Ok(()) };
         match self.components.iter().find(|c| c.name == *outcome) {
             None => Err(RewardError::UnknownOutcome { name: outcome.clone() }),

@@ -37,7 +37,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.extend(speculation_metrics(&statistics, &before));
         }
         if let Some(runner) = self.groups.source().rollouts() {
-            // Only with `on_error = "skip"`: otherwise the first failure ends the run.
+            // Only with `on_error = "drop"`: otherwise the first failure fails its group.
             for (name, failures) in
                 runner.episodes().scorer().failures().filter(|&(_, failures)| failures > 0)
             {

@@ -265,9 +265,9 @@ pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
     let episodes = (0..samples).map(|sample| {
         let value = if sample == 0 { 1.0 } else { 0.0 };
         let components = vec![
-            RewardComponent { name: "exact".into(), weight: 1.0, value: Some(value) },
-            RewardComponent { name: "format".into(), weight: 0.5, value: Some(1.0) },
-            RewardComponent { name: "judge".into(), weight: 0.25, value: None },
+            RewardComponent::new("exact", 1.0, Some(value)),
+            RewardComponent::new("format", 0.5, Some(1.0)),
+            RewardComponent::new("judge", 0.25, None),
         ];
         let rewards = Rewards { components, solved: Some(value > 0.5), parsed: Some(true), pending: false };
         Episode { role: Role::Train, segments: vec![trajectory(ticket, sample, version)], rewards }

@@ -33,7 +33,7 @@ const SAMPLES: u32 = 3;
 
 /// An engine that computes some of its requests in each round. Time passes in rounds alone.
 #[derive(Debug)]
-struct RoundEngine {
+pub(crate) struct RoundEngine {
     max_running: usize,
     rounds: Mutex<Rounds>,
 }
@@ -55,7 +55,7 @@ struct Submitted {
 }
 
 impl RoundEngine {
-    fn new(max_running: usize) -> Arc<Self> {
+    pub(crate) fn new(max_running: usize) -> Arc<Self> {
         Arc::new(Self { max_running, rounds: Mutex::default() })
     }
 
@@ -160,17 +160,25 @@ impl RolloutEngine for RoundEngine {
     }
 }
 
-fn data() -> DataSettings {
+pub(crate) fn data() -> DataSettings {
     Source::Arithmetic(ArithmeticSettings { max_digits: 2, ..ArithmeticSettings::default() }).into()
 }
 
 fn episodes(engine: &Arc<BoundedEngine<RoundEngine>>) -> Arc<EpisodeRunner<RoundEngine>> {
+    judged_episodes(engine, Box::new(Exact::default()), OnError::Fatal)
+}
+
+/// Runs episodes that `reward` judges.
+pub(crate) fn judged_episodes(
+    engine: &Arc<BoundedEngine<RoundEngine>>,
+    reward: Box<dyn Reward>,
+    on_error: OnError,
+) -> Arc<EpisodeRunner<RoundEngine>> {
     let tokenizer = Tokenizer::characters(&CharacterSettings::new(data().alphabet().unwrap())).unwrap();
-    let reward: Box<dyn Reward> = Box::new(Exact::default());
     let settings = EpisodeSettings {
         environment: Arc::new(SingleTurn),
         tokenizer: Arc::new(tokenizer),
-        scorer: Arc::new(Scorer::from_rewards(vec![("exact".to_owned(), 1.0, reward)], OnError::Fatal)),
+        scorer: Arc::new(Scorer::from_rewards(vec![("exact".to_owned(), 1.0, reward)], on_error)),
         reward_slots: 4,
         context: 64,
         policy: PolicyId::MAIN,
@@ -183,12 +191,12 @@ fn episodes(engine: &Arc<BoundedEngine<RoundEngine>>) -> Arc<EpisodeRunner<Round
     Arc::new(EpisodeRunner::new(Arc::clone(engine), settings))
 }
 
-fn sampling() -> SamplingSettings {
+pub(crate) fn sampling() -> SamplingSettings {
     SamplingSettings { max_new_tokens: 2, ..SamplingSettings::default() }
 }
 
 /// Runs work on the engine; rounds pass while it waits.
-fn in_rounds<T>(engine: &RoundEngine, work: impl Future<Output = T>) -> T {
+pub(crate) fn in_rounds<T>(engine: &RoundEngine, work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let mut work = pin!(work);

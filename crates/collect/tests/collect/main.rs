@@ -1,4 +1,5 @@
-//! Prompts of rows, and engines with a bounded number of requests.
+//! Prompts of rows, engines with a bounded number of requests, and rewards that fail.
 
 mod bounded;
+mod dropped;
 mod prompts;

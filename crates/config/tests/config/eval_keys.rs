@@ -156,7 +156,8 @@ fn keys_of_environment_and_reward_are_read() {
     let reward = [
         ("components", "[{kind='exact'},{kind='numeric'}]", true),
         ("outcome", "'exact'", true),
-        ("on_error", "'skip'", true),
+        ("on_error", "'drop'", true),
+        ("max_dropped", "0.25", true),
         ("timeout_seconds", "5.0", true),
     ];
     check("reward", &reward, &[]);

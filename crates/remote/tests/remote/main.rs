@@ -53,6 +53,12 @@ fn node() {
     });
 }
 
+/// True in the child of a guard before it becomes its program. If that is a test of this binary, the command line of the child
+/// names it, too.
+fn is_guard() -> bool {
+    std::env::args_os().any(|argument| argument == "--")
+}
+
 /// The guard of a process.
 #[test]
 #[ignore = "started by other tests"]

@@ -251,6 +251,9 @@ fn the_end_of_the_output_is_quoted_and_all_of_it_kept() {
 #[test]
 #[ignore = "started by other tests"]
 fn server() {
+    if crate::is_guard() {
+        return;
+    }
     if std::env::var("RLOOM_TEST_MODE").unwrap() == "fail" {
         eprintln!("a server that cannot start");
         std::process::exit(1);

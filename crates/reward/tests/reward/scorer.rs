@@ -313,7 +313,7 @@ fn random_rewards_repeat_and_do_not_look_at_the_completion() {
 fn settings_round_trip_with_every_default() {
     let json = r#"{"components": [{"kind": "math"}, {"kind": "length", "max_tokens": 9}, {"kind": "format", "pattern": "*x"},
         {"kind": "exact"}, {"kind": "numeric"}, {"kind": "countdown"}, {"kind": "random", "weight": 0},
-        {"kind": "environment"}], "on_error": "skip"}"#;
+        {"kind": "environment"}], "on_error": "drop"}"#;
     let read = settings(json).unwrap();
     read.validate().unwrap();
     let written = serde_json::to_string(&read).unwrap();
@@ -321,7 +321,7 @@ fn settings_round_trip_with_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","timeout_seconds":60.0}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","max_dropped":0.5,"timeout_seconds":60.0}"#
     );
 }
 
@@ -374,6 +374,10 @@ fn invalid_settings_are_errors() {
         (
             r#"{"components": [{"kind": "random", "probability": 2}]}"#,
             "component `random`: `probability`: must be between 0 and 1, but is 2",
+        ),
+        (
+            r#"{"components": [{"kind": "math"}], "max_dropped": 1}"#,
+            "`max_dropped`: must be at least 0 and below 1, but is 1",
         ),
         (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is named `x`"),
         (

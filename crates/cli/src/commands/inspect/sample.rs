@@ -113,14 +113,17 @@ fn versions(sample: &SampleLineage) -> String {
 }
 
 fn reward(sample: &SampleLineage) -> String {
-    let Some(total) = sample.reward else {
-        return "none".to_owned();
-    };
-    let parts = sample.components.iter().map(|component| match component.value {
-        Some(value) => format!("{} {value} × {}", component.name, component.weight),
-        None => format!("{} not applicable", component.name),
+    let parts = sample.components.iter().map(|component| match (component.value, &component.failure) {
+        (Some(value), _) => format!("{} {value} × {}", component.name, component.weight),
+        (None, Some(failure)) => format!("{} failed: {failure}", component.name),
+        (None, None) => format!("{} not applicable", component.name),
     });
-    format!("{total:.3}: {}", parts.collect::<Vec<_>>().join(", "))
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    match sample.reward {
+        Some(total) => format!("{total:.3}: {parts}"),
+        None if parts.is_empty() => "none".to_owned(),
+        None => format!("none: {parts}"),
+    }
 }
 
 /// Formats a sample as one line.

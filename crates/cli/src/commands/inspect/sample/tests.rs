@@ -10,7 +10,6 @@ fn output() -> Output {
 }
 
 fn sample(place: u32) -> SampleLineage {
-    let component = |name: &str, weight, value| RewardComponent { name: name.into(), weight, value };
     let span =
         |version, range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range };
     SampleLineage {
@@ -21,7 +20,14 @@ fn sample(place: u32) -> SampleLineage {
         age: Some(2),
         logprobs: Some(Logprobs { tokens: 28, mean: -0.521_43, lowest: -3.25, sum: -14.6 }),
         reward: (place != 1).then_some(1.1),
-        components: vec![component("exact", 1.0, Some(1.0)), component("judge", 0.2, None)],
+        components: vec![
+            RewardComponent::new("exact", 1.0, Some(1.0)),
+            RewardComponent::new("judge", 0.2, None),
+            RewardComponent {
+                failure: Some("no answer from http://judge".into()),
+                ..RewardComponent::new("style", 0.0, None)
+            },
+        ],
         solved: Some(place == 0),
         advantage: Some(0.702_71),
         stop: StopReason::StopToken,
