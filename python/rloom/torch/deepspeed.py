@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rloom.torch.settings import Settings
     from rloom.torch.world import World
 
-#: Settings of experts: a rank that sends no token to one has no gradient of it, and DeepSpeed waits for it for ever.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
 
 def check(settings: Settings) -> None:
     """Refuses settings that ZeRO-3 does not have here."""
@@ -47,8 +44,8 @@ class ZeroOptimizer(Optimizer):
 
     def __init__(self, model: ScoringModel, settings: Settings, world: World) -> None:
         check(settings)
-        config = model.hf.config.get_text_config()
-        if any(getattr(config, name, None) for name in EXPERTS):
+        # A rank that sends no token to an expert has no gradient of it, and DeepSpeed waits for it for ever.
+        if model.has_experts:
             raise ModelError(
                 f"{type(model.hf).__name__}: the DeepSpeed backend does not train mixtures of experts"
             )

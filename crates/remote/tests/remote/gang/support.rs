@@ -42,7 +42,9 @@ fn backend(ranks: usize) -> (RankBackend, usize) {
     match std::env::var("RLOOM_TEST_BACKEND").as_deref() {
         Ok("deepspeed") => (RankBackend::Deepspeed, 1),
         Ok("deepspeed-matrices") => (RankBackend::Deepspeed, if ranks.is_multiple_of(2) { 2 } else { 1 }),
-        Ok(other) => panic!("RLOOM_TEST_BACKEND is `deepspeed`, `deepspeed-matrices` or not set, not {other}"),
+        Ok(other) => {
+            panic!("RLOOM_TEST_BACKEND is `deepspeed`, `deepspeed-matrices` or not set, not {other}")
+        }
         Err(_) => (RankBackend::Torch, 1),
     }
 }
