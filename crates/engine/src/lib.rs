@@ -35,8 +35,9 @@ pub use rollout::{
     inverse_temperature,
 };
 pub use train::{
-    Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, EmbeddedSettings, EngineCause,
-    Feature, LossReport, OptimStep, PackError, PackedBatch, ProgressCounter, ProgressObserver, Quantity,
-    SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
-    TrainSettings, TrainWork, Which, pack, pack_unshared,
+    Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,
+    EmbeddedSettings, EngineCause, Feature, LossReport, MegatronSettings, OptimStep, PackError, PackedBatch,
+    ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SavedFile, StepReport, TorchSettings,
+    TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack,
+    pack_unshared,
 };

@@ -7,22 +7,19 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
 
+from rloom.torch.division import Part, layers_to_divide, mesh_of
 from rloom.torch.errors import ModelError, NotFiniteError, RankError
 from rloom.torch.optimizer import MOMENTS, Optimizer, clip_scale, decay_groups, global_norm
-from rloom.torch.world import shape_of
+from rloom.torch.probe import check_division
+from rloom.torch.world import WHOLE_SHAPE, shape_of
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from rloom.torch.model import ScoringModel
     from rloom.torch.settings import Settings
     from rloom.torch.world import World
-
-#: Settings of experts: a rank that sends no token to one has no gradient of it, and DeepSpeed waits for it for ever.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def check(settings: Settings) -> None:
@@ -31,10 +28,15 @@ def check(settings: Settings) -> None:
         "shard": settings.shard is not None,
         "offload": settings.offload,
         "dtype": settings.dtype == "f64",
+        "pipeline_parallel": settings.pipeline_parallel > 1,
+        "context_parallel": settings.context_parallel > 1,
+        "expert_parallel": settings.expert_parallel > 1,
     }
     named = [name for name, is_set in values.items() if is_set]
     if named:
         raise RankError(f"the DeepSpeed backend does not have `{named[0]}` = {getattr(settings, named[0])}")
+    if settings.tensor_parallel > 1 and settings.sequence_parallel > 1:
+        raise RankError("the DeepSpeed backend has either `tensor_parallel` or `sequence_parallel`, not both")
 
 
 class ZeroOptimizer(Optimizer):
@@ -42,15 +44,27 @@ class ZeroOptimizer(Optimizer):
 
     def __init__(self, model: ScoringModel, settings: Settings, world: World) -> None:
         check(settings)
-        config = model.hf.config.get_text_config()
-        if any(getattr(config, name, None) for name in EXPERTS):
+        # A rank that sends no token to an expert has no gradient of it, and DeepSpeed waits for it for ever.
+        if model.has_experts:
             raise ModelError(
                 f"{type(model.hf).__name__}: the DeepSpeed backend does not train mixtures of experts"
             )
         self.model, self.world, self.settings = model, world, settings.optimizer
         self.weights = model.named_weights()
         self.steps = 0
-        self.engine: Any = _initialized(model, settings, world)
+        for weight in self.weights.values():
+            setattr(weight, WHOLE_SHAPE, weight.shape)
+        parallel = settings.tensor_parallel
+        # DeepSpeed sums over ranks of one tensor group, and averages over groups.
+        self.averaged_over = world.size // parallel
+        if parallel == 1:
+            self.engine: Any = _initialized(model, settings, world, [])
+        else:
+            layers = layers_to_divide(model, parallel)
+            with check_division(model, settings.dtype):
+                self.engine = _initialized(model, settings, world, layers)
+            check_sizes(model, parallel)
+        self.mesh = mesh_of(world, parallel)
         self.module = self.engine
         self.zero_3: Any = self.engine.optimizer
         self.adamw = self.zero_3.optimizer
@@ -63,12 +77,14 @@ class ZeroOptimizer(Optimizer):
                 **{moment: torch.zeros_like(flat) for moment in MOMENTS},
             }
 
-    def _part_of(self, weight: nn.Parameter, moment: str | None = None) -> DTensor:
-        return flat_part(self.zero_3.get_local_fp32_param(weight, moment), weight, self.world.mesh)
+    def _part(self, local: Tensor, weight: nn.Parameter) -> Part:
+        return Part.of(local, weight, shape_of(weight), self.mesh)
+
+    def _part_of(self, weight: nn.Parameter, moment: str | None = None) -> Part:
+        return self._part(self.zero_3.get_local_fp32_param(weight, moment), weight)
 
     def backward(self, loss: Tensor) -> None:
-        # DeepSpeed averages over ranks.
-        self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
+        self.engine.backward(loss * self.averaged_over, scale_wrt_gas=False)
 
     def zero(self) -> None:
         self.zero_3.zero_grad()
@@ -77,10 +93,7 @@ class ZeroOptimizer(Optimizer):
 
     def gradients(self) -> dict[str, Tensor]:
         gradients = {name: self.zero_3.get_local_fp32_grad_for_param(w) for name, w in self.weights.items()}
-        parts = {n: flat_part(g, self.weights[n], self.world.mesh) for n, g in gradients.items()}
-        return {
-            n: self.world.whole(part).view(shape_of(self.weights[n])).clone() for n, part in parts.items()
-        }
+        return {name: self._part(g, self.weights[name]).whole().clone() for name, g in gradients.items()}
 
     def _step(self, learning_rate: float) -> float:
         zero_3 = self.zero_3
@@ -89,11 +102,10 @@ class ZeroOptimizer(Optimizer):
                 zero_3.averaged_gradients[i] = [
                     torch.zeros_like(w.ds_tensor, dtype=torch.float32) for w in group
                 ]
-        gradients = [g for group in zero_3.averaged_gradients.values() for g in group]
-        norm = global_norm(gradients, self.world)
+        norm = global_norm(self._own_gradients(), self.world)
         scale = clip_scale(norm, self.settings.max_grad_norm)
         if scale < 1.0:
-            torch._foreach_mul_(gradients, scale)
+            torch._foreach_mul_([g for group in zero_3.averaged_gradients.values() for g in group], scale)
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         zero_3.step()
@@ -102,15 +114,34 @@ class ZeroOptimizer(Optimizer):
         self.steps += 1
         return norm
 
+    def _own_gradients(self) -> list[Tensor]:
+        """Gradients that count on this rank; those of weights that a tensor group does not divide become equal in it."""
+        own = []
+        group = self.mesh["tensor"].get_group()
+        is_first = self.mesh["tensor"].get_local_rank() == 0
+        for i, weights in enumerate(self.zero_3.fp16_groups):
+            for weight, gradient in zip(weights, self.zero_3.averaged_gradients[i], strict=True):
+                if weight.ds_shape != shape_of(weight):
+                    own.append(gradient)
+                    continue
+                if self.mesh.size(0) > 1:
+                    # Kernels of GPUs may round differently from rank to rank, and copies would drift apart.
+                    dist.broadcast(gradient, group_src=0, group=group)
+                own += [gradient] if is_first else []
+        return own
+
     def state(self) -> dict[str, Tensor]:
         return {
-            f"{moment}.{name}": self._part_of(weight, moment)
+            f"{moment}.{name}": self._part_of(weight, moment).to_save()
             for name, weight in self.weights.items()
             for moment in MOMENTS
         }
 
-    def restored(self, steps: int) -> None:
+    def restored(self, steps: int, state: dict[str, Tensor]) -> None:
         self.steps = steps
+        for name, weight in self.weights.items():
+            for moment in MOMENTS:
+                self._part_of(weight, moment).restore(state[f"{moment}.{name}"])
         for i, flat in enumerate(self.zero_3.fp32_partitioned_groups_flat):
             self.adamw.state[flat]["step"].fill_(float(steps))
             # The weights of the computation follow the masters.
@@ -121,7 +152,18 @@ class ZeroOptimizer(Optimizer):
             raise RankError("ranks of the DeepSpeed backend cannot give the memory of a GPU away")
 
 
-def _initialized(model: ScoringModel, settings: Settings, world: World) -> Any:  # noqa: ANN401
+def check_sizes(model: ScoringModel, parallel: int) -> None:
+    """Refuses a model of which ranks of a tensor group have parts of different sizes."""
+    for name, weight in model.named_weights().items():
+        own, whole = weight.ds_shape.numel(), shape_of(weight).numel()  # type: ignore[attr-defined]
+        if own not in (whole, whole // parallel):
+            shape = list(shape_of(weight))
+            raise ModelError(
+                f"tensor_parallel = {parallel} does not divide {name}, which has the shape {shape}"
+            )
+
+
+def _initialized(model: ScoringModel, settings: Settings, world: World, layers: list[dict[str, Any]]) -> Any:  # noqa: ANN401
     if world.device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["LOCAL_RANK"] = str(world.device.index or 0)
@@ -151,20 +193,17 @@ def _initialized(model: ScoringModel, settings: Settings, world: World) -> Any: 
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
         "steps_per_print": sys.maxsize,
     }
+    if layers:
+        plan = {"use_default_specs": False, "layer_specs": layers}
+        config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel, "partition_config": plan}
     # The root computes with weights of the heads itself.
     hf: Any = model.hf
     heads = [model.score, hf.score if model.heads == "critic" else hf.get_output_embeddings()]
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
+    if layers:
+        # It compares the arguments of ranks as tensors, and a batch is none. Ranks of a group are sent the same ones.
+        engine.first_dataloader_check.remove()
     for head in heads:
         for weight in () if head is None else head.parameters():
             deepspeed.zero.register_external_parameter(model, weight)
     return engine
-
-
-def flat_part(local: Tensor, weight: nn.Parameter, mesh: DeviceMesh | None) -> DTensor:
-    """This rank's part of a flat tensor, without what DeepSpeed has added to make parts equal."""
-    assert mesh is not None
-    size = shape_of(weight).numel()
-    first = min(mesh.get_local_rank() * local.numel(), size)
-    own = local[: min(local.numel(), size - first)]
-    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size([size]), stride=(1,))

@@ -85,12 +85,12 @@ def _restore_moments(engine: Engine, folder: Path) -> None:
     # Rank 0 decides: what other hosts see may be older.
     is_embedded = engine.world.rank == 0 and (folder / EMBEDDED_MOMENTS).is_file()
     if engine.world.largest(torch.tensor([is_embedded], dtype=torch.long)).item():
-        engine.optimizer.restored(_read_embedded(engine, folder / EMBEDDED_MOMENTS))
+        _read_embedded(engine, folder / EMBEDDED_MOMENTS)
     else:
         engine.optimizer.read(folder / MOMENTS)
 
 
-def _read_embedded(engine: Engine, path: Path) -> int:
+def _read_embedded(engine: Engine, path: Path) -> None:
     state = engine.optimizer.state()
     with engine.world.access(f"read {path}"), safe_open(path, framework="pt") as file:
         for name, own in state.items():
@@ -98,7 +98,7 @@ def _read_embedded(engine: Engine, path: Path) -> int:
         steps = (file.metadata() or {}).get("step", "")
         if not steps.isdigit():
             raise CheckpointError(f"{path}: the header has no step count")
-    return int(steps)
+    engine.optimizer.restored(int(steps), state)
 
 
 def _write_hf(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:

@@ -108,6 +108,13 @@ def check_rotary_base(provider: Any, description: ScoringModel) -> None:  # noqa
         )
 
 
+def check_experts(settings: Settings, description: ScoringModel) -> None:
+    """Refuses to divide experts that a model does not have."""
+    if settings.expert_parallel > 1 and not description.has_experts:
+        name = type(description.hf).__name__
+        raise ModelError(f"expert_parallel = {settings.expert_parallel}: {name} has no experts; set it to 1")
+
+
 def join_groups(settings: Settings, world: World) -> None:
     """Makes the process groups. Ranks that divide matrices are next to each other, pipeline stages farthest apart."""
     from megatron.core import parallel_state
@@ -139,6 +146,7 @@ class MegatronModel:
         self.world = world
         #: The model of transformers without weights, which describes the folder.
         self.description: ScoringModel = open_model(folder, "policy", meta=True)
+        check_experts(settings, self.description)
         self.vocabulary = self.description.vocabulary
         self.tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.context_group = parallel_state.get_context_parallel_group()

@@ -28,6 +28,8 @@ VALUE_HEAD = "trainer/value_head.safetensors"
 VALUE_NAMES = ("score.weight", "score.bias")
 #: Treatment of a micro-batch: packed with own attention or the mask of transformers, or sequence by sequence.
 Layout = Literal["packed", "masked", "unpacked"]
+#: Settings of mixtures of experts in configurations.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class Scores(NamedTuple):
@@ -69,6 +71,12 @@ class ScoringModel(nn.Module):
         """Number of token ids."""
         embedding: Any = self.hf.get_input_embeddings()
         return int(embedding.weight.shape[0])
+
+    @property
+    def has_experts(self) -> bool:
+        """True for a mixture of experts."""
+        config = self.hf.config.get_text_config()
+        return any(getattr(config, name, None) for name in EXPERTS)
 
     def forward(self, batch: Batch, own_head: bool = False) -> Scores | Tensor:
         """Scores a micro-batch, or returns `[T, V]` logits of the model's own head."""

@@ -111,10 +111,10 @@ class Optimizer:
             state_dict_loader.load(state, checkpoint_id=folder, no_dist=self.world.mesh is None)
         except (CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(f"{folder}: {error}") from error
-        self.restored(int(steps))
+        self.restored(int(steps), state)
 
-    def restored(self, steps: int) -> None:
-        """Continues after `steps` steps, whose moments are in the tensors of `state`."""
+    def restored(self, steps: int, _state: dict[str, Tensor]) -> None:
+        """Continues after `steps` steps, whose moments are in the tensors that `state` gave."""
         self.steps = steps
         for weight in self.weights.values():
             self.adamw.state[weight]["step"].fill_(float(steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from rloom.torch.batch import Batch
 from rloom.torch.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rloom.torch.model import Layout, Scores, ScoringModel
     from rloom.torch.world import World
@@ -65,6 +66,20 @@ def check_packing(
         off = _difference(packed, torch.cat([own for own in alone if own is not None]))
         if off > TOLERANCE[dtype]:
             raise ModelError(f"{type(model.hf).__name__}: scores of packed sequences differ by {off:.2g}")
+
+
+@contextmanager
+def check_division(model: ScoringModel, dtype: str) -> Iterator[None]:
+    """Refuses a model whose scores change while ranks divide its matrices."""
+    whole = _batch(model.vocabulary)
+    with torch.no_grad():
+        before = _vector(model(whole))
+        yield
+        off = _difference(_vector(model(whole)), before)
+    if off > TOLERANCE[torch.bfloat16 if dtype == "bf16" else torch.float32]:
+        raise ModelError(
+            f"{type(model.hf).__name__}: scores differ by {off:.2g} once DeepSpeed has divided its matrices"
+        )
 
 
 def check_heads(model: ScoringModel) -> None:

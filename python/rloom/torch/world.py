@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from rloom.torch.division import Part, copy_part
 from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
 from rloom.torch.model import ScoringModel, open_model
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from rloom.torch.settings import Heads, Settings
 
 T = TypeVar("T")
+
+#: Attribute of weights that another library divides.
+WHOLE_SHAPE = "whole_shape"
 
 
 @dataclass
@@ -52,7 +56,7 @@ class World:
     #: Ranks that divide the tokens of a micro-batch.
     sequence_group: dist.ProcessGroup | None = None
     #: Parts of weights that another library has divided.
-    parts: dict[Tensor, Tensor] = field(default_factory=dict)
+    parts: dict[Tensor, Part] = field(default_factory=dict)
     #: Number of tensors moved and of forward passes, which shows that a job of unknown length makes progress.
     advanced: int = 0
 
@@ -88,7 +92,7 @@ class World:
         shape = {"shard": size} if shard == size else {"replicate": size // shard, "shard": shard}
         mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         group = dist.new_subgroups(parallel)[0] if parallel > 1 else None  # type: ignore[no-untyped-call]
-        return World(rank, size, device, mesh, parallel, sequence_group=group)
+        return World(rank, size, device, mesh, parallel * sizes["tensor_parallel"], sequence_group=group)
 
     @property
     def groups(self) -> int:
@@ -209,23 +213,21 @@ class World:
     def keep_part(self, own: Tensor, full: Tensor) -> None:
         """Copies this rank's part of a whole tensor to `own`."""
         self.advance()
-        own = self.parts.get(own, own)
-        full = full.reshape(own.shape)
-        if not isinstance(own, DTensor):
-            own.copy_(full)
-            return
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        shape, offset = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
-        part = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
-        if own.to_local().numel():
-            own.to_local().copy_(full[part])
+        if own in self.parts:
+            part = self.parts[own]
+            copy_part(part.flat, part.ordered(full))
+        elif isinstance(own, DTensor):
+            copy_part(own, full.reshape(own.shape))
+        else:
+            own.copy_(full.reshape(own.shape))
 
     def whole(self, tensor: Tensor) -> Tensor:
         """Returns a tensor with all of its parts; every rank has to call it."""
         self.advance()
-        full = self.parts.get(tensor, tensor).detach()
-        return full.full_tensor().view(shape_of(tensor)) if isinstance(full, DTensor) else full
+        if tensor in self.parts:
+            return self.parts[tensor].whole()
+        full = tensor.detach()
+        return full.full_tensor() if isinstance(full, DTensor) else full
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -235,7 +237,7 @@ class World:
 
 def shape_of(weight: Tensor) -> torch.Size:
     """Returns the shape of a weight, also of one that another library has divided."""
-    return torch.Size(getattr(weight, "ds_shape", weight.shape))
+    return torch.Size(getattr(weight, WHOLE_SHAPE, weight.shape))
 
 
 def local_part(tensor: Tensor) -> Tensor:

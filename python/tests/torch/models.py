@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3Config,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def make(family: str, folder: Path, seed: int = 0, window: int | None = None) ->
     }
     configs: dict[str, Callable[[], PreTrainedConfig]] = {
         "qwen2": lambda: Qwen2Config(**shape, **sliding, tie_word_embeddings=True),
+        "qwen3": lambda: Qwen3Config(**shape, head_dim=16, tie_word_embeddings=True),
         "llama": lambda: LlamaConfig(**shape, tie_word_embeddings=False),
         "mistral": lambda: MistralConfig(**shape, sliding_window=window or 6),
         "gemma3_text": lambda: Gemma3TextConfig(

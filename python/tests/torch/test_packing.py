@@ -1,11 +1,20 @@
-"""Division of the tokens of padded sequences among the ranks of a context."""
+"""Division of the tokens of padded sequences, and of experts, among the ranks of Megatron."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from models import batch
+from rloom.torch.errors import ModelError
+from rloom.torch.megatron_model import check_experts
 from rloom.torch.megatron_packing import Packing
+from rloom.torch.model import open_model
+from rloom.torch.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BATCH = batch((3, 9), (1, 14), (6, 2), (1, 0), seed=5)
 
@@ -41,3 +50,13 @@ def test_scores_of_a_context_keep_their_order_and_gradient() -> None:
         assert torch.equal(gradient, values[part.own])
         total += whole.detach()
     assert torch.equal(total, values)
+
+
+def test_only_mixtures_of_experts_divide_experts(qwen: Path) -> None:
+    dense = open_model(str(qwen), "policy", meta=True)
+    check_experts(Settings(str(qwen)), dense)
+    settings = Settings(str(qwen), expert_parallel=2)
+    with pytest.raises(ModelError, match="expert_parallel = 2: Qwen2ForCausalLM has no experts"):
+        check_experts(settings, dense)
+    dense.hf.config.num_experts = 4
+    check_experts(settings, dense)

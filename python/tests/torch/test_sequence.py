@@ -36,7 +36,8 @@ def mine(own: Engine, batches: list[Batch]) -> dict[int, Batch]:
 
 def opened(folder: Path, **settings: Any) -> Engine:  # noqa: ANN401
     parallel = min(settings.pop("parallel", 1), int(os.environ.get("WORLD_SIZE", "1")))
-    own = engine(folder, optimizer=SETTINGS, sequence_parallel=parallel, **settings)
+    sizes = {settings.pop("by", "sequence_parallel"): parallel}
+    own = engine(folder, optimizer=SETTINGS, **sizes, **settings)
     assert own.layout == "packed"
     return own
 

@@ -52,6 +52,16 @@ fn wait_for_servers(sandbox: &Sandbox, run: &mut Child, servers: &[usize]) {
     }
 }
 
+/// A command that stays would be carried out again.
+fn wait_for_no_commands(sandbox: &Sandbox) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let commands = || std::fs::read_dir(sandbox.path("runs/scaled/control")).unwrap().count();
+    while commands() > 0 {
+        assert!(Instant::now() < deadline, "{} files of commands that were carried out", commands());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn servers_of_a_run_are_scaled_and_drained() {
     let sandbox = Sandbox::new();
@@ -80,6 +90,7 @@ fn servers_of_a_run_are_scaled_and_drained() {
     for refused in [&["drain", "0"][..], &["scale", "0"]] {
         assert_eq!(control(refused).code, Some(1), "{refused:?}");
     }
+    wait_for_no_commands(&sandbox);
     for (server, devices) in [(0, 2), (1, 1), (2, 1)] {
         let path = sandbox.path(&format!("runs/scaled/logs/replica-{server}.log"));
         let log = std::fs::read_to_string(path).unwrap();

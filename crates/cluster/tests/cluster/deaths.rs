@@ -88,6 +88,17 @@ fn nothing_survives_a_stopped_daemon() {
 }
 
 #[test]
+fn programs_outlive_the_lease_of_their_guards_while_the_daemon_beats() {
+    let machine = Machine::with(Options::default(), Duration::from_secs(2));
+    let mark = mark(27);
+    let _process = machine.start(&stubborn(&mark));
+    wait_until_alive(&mark, 3);
+    // That of a guard is two seconds longer than the daemon's.
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(alive(&mark).len() >= 3, "{:?}", alive(&mark));
+}
+
+#[test]
 fn nothing_survives_a_guard() {
     let machine = Machine::new();
     let mark = mark(23);

@@ -305,6 +305,7 @@ fn keys_without_effect() {
             ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nadvantage.gamma = 0.9\n", &[Code::Unread]),
             ("[[stage]]\nname = \"rl\"\nallow_truncated_sampling = true\n", &[Code::Unread]),
             ("[trainer]\nmin_lr_ratio = 0.1\n", &[Code::Unread]),
+            ("[trainer]\nbackend = \"torch\"\ntensor_parallel = 2\n", &[Code::Unread]),
             ("[eval.sampling]\ntop_k = 5\n", &[Code::Unread]),
             ("[eval.sampling]\ntemperature = 0.7\n", &[Code::Unread]),
             ("[model]\npath = \"folder\"\n[tokenizer]\nbos = true\n", &[Code::Unread]),

@@ -5,6 +5,7 @@ mod engine;
 mod error;
 mod even;
 mod pack;
+mod parallel;
 mod progress;
 mod settings;
 
@@ -12,5 +13,6 @@ pub use candidates::{CandidateError, CandidateIds};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use pack::{PackError, PackedBatch, pack, pack_unshared};
+pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
 pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};

@@ -4,6 +4,8 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
+
 /// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
 /// compute for memory. Scores and gradients are bitwise identical.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,9 +47,9 @@ pub enum Backend {
     /// PyTorch ranks in processes of their own, which divide a model by FSDP2.
     Torch(TorchSettings),
     /// PyTorch ranks in processes of their own, which divide a model by DeepSpeed's ZeRO-3.
-    Deepspeed(TorchSettings),
+    Deepspeed(DeepspeedSettings),
     /// PyTorch ranks in processes of their own, which divide a model by Megatron-Core.
-    Megatron(TorchSettings),
+    Megatron(MegatronSettings),
 }
 
 impl Default for Backend {
@@ -83,15 +85,6 @@ pub struct TorchSettings {
     /// Ranks that divide the tokens of a micro-batch among themselves, for sequences whose activations do not fit one
     /// device. Must divide `ranks` and the attention heads of the model. Not with Megatron.
     pub sequence_parallel: usize,
-    /// Ranks that divide every layer's matrices among themselves and compute the same micro-batches. Must divide `ranks`. Megatron
-    /// alone.
-    pub tensor_parallel: usize,
-    /// Ranks that hold consecutive layers each (pipeline stages). Must divide `ranks`, and the layers of the model. Megatron alone.
-    pub pipeline_parallel: usize,
-    /// Ranks that divide the tokens of every sequence among themselves, for long sequences. Must divide `ranks`. Megatron alone.
-    pub context_parallel: usize,
-    /// Ranks that hold different experts of a mixture of experts. Must divide the ranks of a pipeline stage. Megatron alone.
-    pub expert_parallel: usize,
     /// Ranks of the critic and of the process-reward model use the devices of the policy's ranks, in turn. With false each
     /// model has as many devices of its own: other GPUs, or other machines or cores.
     pub colocate_critic: bool,
@@ -116,10 +109,6 @@ impl Default for TorchSettings {
             ranks: 1,
             shard: 0,
             sequence_parallel: 1,
-            tensor_parallel: 1,
-            pipeline_parallel: 1,
-            context_parallel: 1,
-            expert_parallel: 1,
             colocate_critic: true,
             offload: false,
             deterministic: false,
@@ -127,60 +116,6 @@ impl Default for TorchSettings {
             step_timeout_seconds: 1800.0,
             restarts: 3,
         }
-    }
-}
-
-impl TorchSettings {
-    /// Groups of ranks that compute different micro-batches.
-    pub fn groups(&self) -> usize {
-        let of_group =
-            self.sequence_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel;
-        (self.ranks / of_group.max(1)).max(1)
-    }
-
-    /// The ways to divide a model that a backend may not have, by key.
-    fn parallel(&self) -> [(&'static str, usize); 5] {
-        [
-            ("sequence_parallel", self.sequence_parallel),
-            ("tensor_parallel", self.tensor_parallel),
-            ("pipeline_parallel", self.pipeline_parallel),
-            ("context_parallel", self.context_parallel),
-            ("expert_parallel", self.expert_parallel),
-        ]
-    }
-
-    /// Checks that the ways to divide a model together divide the ranks.
-    fn check_parallel(&self) -> Result<(), SettingError> {
-        let refuse = |key, size: usize, expected| {
-            Err(SettingProblem::Invalid { value: size.to_string(), expected }.at(key))
-        };
-        let mut rest = self.ranks;
-        for (key, size) in self.parallel() {
-            // Experts are divided among ranks that compute different tokens.
-            if key == "expert_parallel" {
-                continue;
-            }
-            if size == 0 || !self.ranks.is_multiple_of(size) {
-                return refuse(key, size, "a divisor of `ranks`");
-            }
-            if !rest.is_multiple_of(size) {
-                return refuse(
-                    key,
-                    size,
-                    "a size whose product with the other parallel sizes divides `ranks`",
-                );
-            }
-            rest /= size;
-        }
-        let stage = self.ranks / self.pipeline_parallel;
-        if self.expert_parallel == 0 || !stage.is_multiple_of(self.expert_parallel) {
-            return refuse(
-                "expert_parallel",
-                self.expert_parallel,
-                "a divisor of the ranks of a pipeline stage (`ranks` / `pipeline_parallel`)",
-            );
-        }
-        Ok(())
     }
 }
 
@@ -210,8 +145,26 @@ impl TrainSettings {
     pub fn ranks(&self) -> Option<&TorchSettings> {
         match &self.backend {
             Backend::Embedded(_) => None,
-            Backend::Torch(ranks) | Backend::Deepspeed(ranks) | Backend::Megatron(ranks) => Some(ranks),
+            Backend::Torch(ranks) => Some(ranks),
+            Backend::Deepspeed(settings) => Some(&settings.ranks),
+            Backend::Megatron(settings) => Some(&settings.ranks),
         }
+    }
+
+    /// Sizes by which ranks divide a model; 1 where the backend does not have them.
+    pub fn sizes(&self) -> ParallelSizes {
+        match &self.backend {
+            Backend::Embedded(_) | Backend::Torch(_) => ParallelSizes::default(),
+            Backend::Deepspeed(settings) => {
+                ParallelSizes { tensor_parallel: settings.tensor_parallel, ..ParallelSizes::default() }
+            }
+            Backend::Megatron(settings) => settings.sizes,
+        }
+    }
+
+    /// Groups of ranks that compute different micro-batches.
+    pub fn groups(&self) -> usize {
+        self.ranks().map_or(1, |ranks| self.sizes().groups(ranks))
     }
 
     /// True if a group's common prompt is computed once.
@@ -234,7 +187,7 @@ impl TrainSettings {
             return refuse("shard", torch.shard.to_string(), "a divisor of `ranks`, or 0 for all ranks");
         }
         self.check_backend(torch)?;
-        torch.check_parallel()?;
+        self.sizes().check(torch)?;
         if self.activation_checkpointing == ActivationCheckpointing::Attention {
             let value = "\"attention\"".to_owned();
             return refuse("activation_checkpointing", value, "\"none\" or \"block\" with PyTorch ranks");
@@ -245,17 +198,14 @@ impl TrainSettings {
     /// Refuses what a backend does not have.
     fn check_backend(&self, torch: &TorchSettings) -> Result<(), SettingError> {
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
-        let expects_one = match self.backend {
-            Backend::Embedded(_) => return Ok(()),
-            Backend::Torch(_) => "1 with the PyTorch backend; `backend = \"megatron\"` has it",
-            Backend::Deepspeed(_) => "1 with the DeepSpeed backend; `backend = \"megatron\"` has it",
-            Backend::Megatron(_) => "1 with the Megatron backend, which has `context_parallel` instead",
+        let sequence_parallel = torch.sequence_parallel > 1;
+        let expected = match &self.backend {
+            Backend::Megatron(_) => Some("1 with the Megatron backend, which has `context_parallel` instead"),
+            Backend::Deepspeed(own) if own.tensor_parallel > 1 => Some("1 with `tensor_parallel` above 1"),
+            _ => None,
         };
-        let is_megatron = matches!(self.backend, Backend::Megatron(_));
-        for (key, size) in torch.parallel() {
-            if size != 1 && (key == "sequence_parallel") == is_megatron {
-                return refuse(key, size.to_string(), expects_one);
-            }
+        if let (true, Some(expected)) = (sequence_parallel, expected) {
+            return refuse("sequence_parallel", torch.sequence_parallel.to_string(), expected);
         }
         if matches!(self.backend, Backend::Torch(_)) {
             return Ok(());
@@ -320,8 +270,15 @@ impl<'de> Deserialize<'de> for TrainSettings {
         let backend = match keys.backend.unwrap_or_default() {
             BackendName::Embedded => Backend::Embedded(from_own_keys(own, "embedded")?),
             BackendName::Torch => Backend::Torch(from_own_keys(own, "torch")?),
-            BackendName::Deepspeed => Backend::Deepspeed(from_own_keys(own, "deepspeed")?),
-            BackendName::Megatron => Backend::Megatron(from_own_keys(own, "megatron")?),
+            BackendName::Deepspeed => {
+                let sizes: ParallelSizes = taken(&mut own, &["tensor_parallel"])?;
+                let ranks = from_own_keys(own, "deepspeed")?;
+                Backend::Deepspeed(DeepspeedSettings { ranks, tensor_parallel: sizes.tensor_parallel })
+            }
+            BackendName::Megatron => {
+                let sizes = taken(&mut own, &ParallelSizes::KEYS)?;
+                Backend::Megatron(MegatronSettings { ranks: from_own_keys(own, "megatron")?, sizes })
+            }
         };
         let default = Self::default();
         Ok(Self {
@@ -334,10 +291,21 @@ impl<'de> Deserialize<'de> for TrainSettings {
     }
 }
 
+/// Deserialises some of the keys and removes them.
+fn taken<T: DeserializeOwned, E: Error>(own: &mut Map<String, Value>, keys: &[&str]) -> Result<T, E> {
+    let taken = keys.iter().filter_map(|key| own.remove_entry(*key)).collect();
+    serde_json::from_value(Value::Object(taken)).map_err(E::custom)
+}
+
 /// Deserialises the keys of one backend; keys of others are errors.
 fn from_own_keys<T: DeserializeOwned, E: Error>(own: Map<String, Value>, backend: &str) -> Result<T, E> {
+    let readers =
+        ParallelSizes::KEYS.iter().find(|key| own.contains_key(**key)).map_or("", |key| match *key {
+            "tensor_parallel" => "; `deepspeed` and `megatron` have it",
+            _ => "; `megatron` has it",
+        });
     serde_json::from_value(Value::Object(own))
-        .map_err(|e| E::custom(format_args!("{e} (keys of the backend `{backend}`)")))
+        .map_err(|e| E::custom(format_args!("{e} (keys of the backend `{backend}`{readers})")))
 }
 
 /// The flat table as a schema: one alternative per backend.
@@ -390,10 +358,10 @@ enum BackendTable {
     /// PyTorch ranks in processes of their own, for any causal language model that `transformers` opens.
     Torch(TorchSettings),
     /// The same, with DeepSpeed's ZeRO-3 instead of FSDP2, in an environment that has `deepspeed`. No mixtures of experts.
-    Deepspeed(TorchSettings),
+    Deepspeed(DeepspeedSettings),
     /// Ranks that divide a model by Megatron-Core, in an environment that has `megatron-bridge`, for the families that it
     /// converts. Policies without a value head. It was not run on GPUs.
-    Megatron(TorchSettings),
+    Megatron(MegatronSettings),
 }
 
 #[cfg(test)]
@@ -420,6 +388,27 @@ mod tests {
         assert!(error.contains("unknown field `ranks`") && error.contains("backend `embedded`"), "{error}");
         let error = parse(r#"{ "backend": "torch", "share_prompts": true }"#).unwrap_err();
         assert!(error.contains("unknown field `share_prompts`"), "{error}");
+        for (backend, key, readers) in [
+            ("torch", "tensor_parallel", "`torch`; `deepspeed` and `megatron` have it"),
+            ("torch", "expert_parallel", "`torch`; `megatron` has it"),
+            ("deepspeed", "context_parallel", "`deepspeed`; `megatron` has it"),
+        ] {
+            let error = parse(&format!(r#"{{ "backend": "{backend}", "{key}": 1 }}"#)).unwrap_err();
+            assert!(error.contains(&format!("unknown field `{key}`")) && error.contains(readers), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_the_keys_of_its_backend() {
+        let keys = |backend: &str| {
+            let settings = parse(&format!(r#"{{ "backend": "{backend}" }}"#)).unwrap();
+            let text = serde_json::to_string(&settings).unwrap();
+            assert_eq!(parse(&text).unwrap(), settings);
+            ParallelSizes::KEYS.map(|key| text.contains(&format!("\"{key}\"")))
+        };
+        assert_eq!(keys("torch"), [false; 4]);
+        assert_eq!(keys("deepspeed"), [true, false, false, false]);
+        assert_eq!(keys("megatron"), [true; 4]);
     }
 
     #[test]
@@ -432,9 +421,11 @@ mod tests {
             (r#"{ "backend": "deepspeed", "ranks": 4, "shard": 2 }"#, "shard"),
             (r#"{ "backend": "deepspeed", "offload": true }"#, "offload"),
             (r#"{ "backend": "deepspeed", "ranks": 0 }"#, "ranks"),
-            (r#"{ "backend": "torch", "ranks": 4, "tensor_parallel": 2 }"#, "tensor_parallel"),
-            (r#"{ "backend": "deepspeed", "ranks": 4, "pipeline_parallel": 2 }"#, "pipeline_parallel"),
-            (r#"{ "backend": "torch", "ranks": 4, "expert_parallel": 2 }"#, "expert_parallel"),
+            (r#"{ "backend": "deepspeed", "ranks": 4, "tensor_parallel": 3 }"#, "tensor_parallel"),
+            (
+                r#"{ "backend": "deepspeed", "ranks": 4, "tensor_parallel": 2, "sequence_parallel": 2 }"#,
+                "sequence_parallel",
+            ),
             (r#"{ "backend": "megatron", "ranks": 4, "sequence_parallel": 2 }"#, "sequence_parallel"),
             (r#"{ "backend": "megatron", "ranks": 4, "shard": 2 }"#, "shard"),
             (r#"{ "backend": "megatron", "ranks": 4, "tensor_parallel": 3 }"#, "tensor_parallel"),
@@ -465,6 +456,9 @@ mod tests {
             "context_parallel": 2, "expert_parallel": 4 }"#;
         let megatron = parse(megatron).unwrap();
         megatron.validate().unwrap();
-        assert_eq!(megatron.ranks().unwrap().groups(), 2);
+        assert_eq!(megatron.groups(), 2);
+        let deepspeed = parse(r#"{ "backend": "deepspeed", "ranks": 4, "tensor_parallel": 2 }"#).unwrap();
+        deepspeed.validate().unwrap();
+        assert_eq!((deepspeed.groups(), deepspeed.sizes().tensor_parallel), (2, 2));
     }
 }

@@ -70,10 +70,19 @@ fn controller() {
     daemons[1].wait().unwrap();
     generate();
     assert_eq!(machine_of_server(), 0);
-    drop((pool, machines));
     let deadline = Instant::now() + Duration::from_mins(1);
-    while daemons[0].try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "the daemon outlives its controller");
+    // Another daemon takes the place of the lost one.
+    let replacements = || machines.members().unwrap()[1].as_ref().unwrap().replacements;
+    assert_eq!(replacements(), 0);
+    daemons[1] = daemon(&bind, 1);
+    while replacements() == 0 {
+        assert!(Instant::now() < deadline, "the daemon got no place");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(machines.node(1).is_ok() && replacements() == 1);
+    drop((pool, machines));
+    while daemons.iter_mut().any(|daemon| daemon.try_wait().unwrap().is_none()) {
+        assert!(Instant::now() < deadline, "a daemon outlives its controller");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -128,3 +128,21 @@ fn a_server_that_is_restarted_loads_the_copy_of_its_node() {
         assert_eq!(copies(), 0, "the daemon has removed its copies");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_copy_with_another_digest_than_the_published_one_is_not_loaded() {
+    let (machines, trainer, pool) = (machines(), Trainer::new(), pool(1));
+    let place = tempfile::tempdir().unwrap();
+    let (host, _, url) = host(&machines);
+    let server = || Server::vllm(&url).unwrap();
+    let places = vec![place.path().to_owned()];
+    let mirrors = Mirrors::new(MirrorSettings { places, ..MirrorSettings::default() });
+    let (name, startup) = ("replica 0".to_owned(), Duration::from_mins(2));
+    let process = ServerProcess::new(host, name, command("serve"), server(), startup, None);
+    let process = process.with_mirrors(ServerMirrors { mirrors, always: true, has_digests: true });
+    pool.join_managed(server(), Arc::new(process), 1);
+    let published = PublishedPolicy { digest: 7, ..trainer.main(1) };
+    let error = run(pool.load(&published, OnUpdate::Finish)).unwrap_err().to_string();
+    assert!(error.contains("instead of 0000000000000007"), "{error}");
+}

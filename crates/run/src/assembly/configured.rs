@@ -174,6 +174,7 @@ impl ConfiguredEngines {
         let places = model_places(stage, &self.offer)?;
         let all: Vec<&Place> = places.iter().flat_map(|(_, places)| places).collect();
         let threads = self.rank_threads(stage, &all, threads);
+        let sizes = stage.trainer.sizes();
         let gang = |model: &'static str, heads, has_reference: bool| {
             let epoch = self.next_number();
             let settings = GangSettings {
@@ -188,10 +189,10 @@ impl ConfiguredEngines {
                 ranks: torch.ranks,
                 shard: (torch.shard > 0).then_some(torch.shard),
                 sequence_parallel: torch.sequence_parallel,
-                tensor_parallel: torch.tensor_parallel,
-                pipeline_parallel: torch.pipeline_parallel,
-                context_parallel: torch.context_parallel,
-                expert_parallel: torch.expert_parallel,
+                tensor_parallel: sizes.tensor_parallel,
+                pipeline_parallel: sizes.pipeline_parallel,
+                context_parallel: sizes.context_parallel,
+                expert_parallel: sizes.expert_parallel,
                 dtype: match self.dtype {
                     Dtype::F32 => RankDtype::F32,
                     Dtype::Bf16 => RankDtype::Bf16,
@@ -353,24 +354,25 @@ impl EngineFactory for ConfiguredEngines {
 
     fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
         let embedded = self.embedded.train_capabilities(stage);
-        match &stage.trainer.backend {
-            Backend::Embedded(_) if !self.uses_folders => embedded,
-            Backend::Embedded(_) => TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded },
-            Backend::Torch(torch) | Backend::Deepspeed(torch) | Backend::Megatron(torch) => {
-                TrainCapabilities {
-                    ranks: torch.groups(),
-                    repeats_bits: torch.deterministic,
-                    shares_prompts: false,
-                    numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
-                    // Of the live forms, the one that the placement allows.
-                    forms: transfer::form(stage, self.ranks, &self.offer)
-                        .ok()
-                        .filter(|form| form.is_live())
-                        .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
-                    candidates: false,
-                    attachments: false,
-                }
-            }
+        let Some(torch) = stage.trainer.ranks() else {
+            return if self.uses_folders {
+                TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded }
+            } else {
+                embedded
+            };
+        };
+        TrainCapabilities {
+            ranks: stage.trainer.groups(),
+            repeats_bits: torch.deterministic,
+            shares_prompts: false,
+            numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
+            // Of the live forms, the one that the placement allows.
+            forms: transfer::form(stage, self.ranks, &self.offer)
+                .ok()
+                .filter(|form| form.is_live())
+                .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
+            candidates: false,
+            attachments: false,
         }
     }
 

@@ -37,20 +37,25 @@ pub(crate) fn optimizer() -> OptimizerSettings {
     OptimizerSettings { weight_decay: 0.1, ..OptimizerSettings::default() }
 }
 
-/// Library that divides the models of all tests: that of `RLOOM_TEST_BACKEND`, or PyTorch.
-fn backend() -> RankBackend {
+/// Library that divides the models of all tests, that of `RLOOM_TEST_BACKEND` or PyTorch, and ranks that divide matrices.
+fn backend(ranks: usize) -> (RankBackend, usize) {
     match std::env::var("RLOOM_TEST_BACKEND").as_deref() {
-        Ok("deepspeed") => RankBackend::Deepspeed,
-        Ok(other) => panic!("RLOOM_TEST_BACKEND is `deepspeed` or not set, not {other}"),
-        Err(_) => RankBackend::Torch,
+        Ok("deepspeed") => (RankBackend::Deepspeed, 1),
+        Ok("deepspeed-matrices") => (RankBackend::Deepspeed, if ranks.is_multiple_of(2) { 2 } else { 1 }),
+        Ok(other) => {
+            panic!("RLOOM_TEST_BACKEND is `deepspeed`, `deepspeed-matrices` or not set, not {other}")
+        }
+        Err(_) => (RankBackend::Torch, 1),
     }
 }
 
 /// Settings of a gang over the model, whose files go to `parent`.
 pub(crate) fn settings(parent: &Path, ranks: usize) -> GangSettings {
+    let (backend, tensor_parallel) = backend(ranks);
     GangSettings {
         ranks,
-        backend: backend(),
+        backend,
+        tensor_parallel,
         optimizer: optimizer(),
         device: RankDevice::Cpu,
         threads: 1,
