@@ -61,7 +61,7 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         | "operatorname" | "emph" => return lexer.inside(true),
         "mathbb" | "mathcal" => {
             let name = lexer.raw_group()?;
-            return lexer.push(Token::Variable(name));
+            return lexer.push(if name == "R" { Token::Reals } else { Token::Variable(name) });
         }
         "overline" | "bar" => return lexer.repeating(),
         "begin" => return begin(lexer),
@@ -107,7 +107,12 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         "ne" | "neq" => Token::Relation(Relation::Unequal),
         "approx" => Token::Relation(Relation::About),
         "in" => Token::In,
-        "cup" => Token::Union,
+        "cup" | "bigcup" => Token::Union,
+        "cap" | "bigcap" => Token::Intersection,
+        "setminus" | "backslash" | "smallsetminus" => Token::Without,
+        "land" | "wedge" => return lexer.separator(Token::Comma),
+        "lor" | "vee" => return lexer.separator(Token::Or),
+        "top" | "intercal" => Token::Variable("T".to_owned()),
         "emptyset" | "varnothing" => Token::EmptySet,
         "circ" | "degree" | "textdegree" => Token::Degree,
         "percent" => Token::Percent,
