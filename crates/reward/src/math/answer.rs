@@ -91,15 +91,7 @@ pub(crate) fn read(text: &str, reading: &Reading, work: &Work) -> Option<Form> {
             _ => break,
         }
     }
-    let ambiguous = |t: &Spaced| matches!(t.token, Token::PlusMinus | Token::MinusPlus);
-    let reader = |plus| Reader { letters: &reading.letters, plus, nesting: 0, work };
-    if !tokens.iter().any(ambiguous) {
-        return reader(true).list(tokens);
-    }
-    match (reader(true).list(tokens)?, reader(false).list(tokens)?) {
-        (upper @ (Form::Quantity(_) | Form::Relations(..)), lower) => Some(Form::List(vec![upper, lower])),
-        _ => None,
-    }
+    Reader { letters: &reading.letters, plus: None, nesting: 0, work }.list(tokens)
 }
 
 /// Strips white space, emphasis, quotes and the full stop of a sentence.

@@ -396,6 +396,9 @@ impl Lexer<'_> {
         if let Some(function) = Function::named(&run) {
             return self.push(Token::Function(function));
         }
+        if !self.in_text && command::is_greek(&run) {
+            return self.push(Token::Variable(run));
+        }
         let product = !self.in_text
             && match &self.reading.letters {
                 Letters::Known(variables) => {

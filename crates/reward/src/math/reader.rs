@@ -18,8 +18,8 @@ const MAX_NESTING: usize = 4;
 
 pub(super) struct Reader<'a> {
     pub(super) letters: &'a Letters,
-    /// Reads `±` as plus.
-    pub(super) plus: bool,
+    /// Reads `±` as plus or as minus; without a value, what has the sign is two items.
+    pub(super) plus: Option<bool>,
     pub(super) nesting: usize,
     pub(super) work: &'a Work,
 }
@@ -39,7 +39,20 @@ impl Reader<'_> {
 
     /// The items between commas.
     fn items(&self, tokens: &[Spaced]) -> Option<Vec<Form>> {
-        split(tokens, is_separator)?.into_iter().map(|part| self.item(part)).collect()
+        let mut items = Vec::new();
+        for part in split(tokens, is_separator)? {
+            let ambiguous = |t: &Spaced| matches!(t.token, Token::PlusMinus | Token::MinusPlus);
+            // The members of a set have their own signs.
+            let set = matches!(bracketed(part), Some(Bracketed::Set(_)));
+            if self.plus.is_some() || set || !part.iter().any(ambiguous) {
+                items.push(self.item(part)?);
+                continue;
+            }
+            for plus in [true, false] {
+                items.push(Self { plus: Some(plus), ..*self }.item(part)?);
+            }
+        }
+        Some(items)
     }
 
     fn item(&self, tokens: &[Spaced]) -> Option<Form> {
@@ -57,6 +70,13 @@ impl Reader<'_> {
         }
         if let Some(bracketed) = bracketed(tokens) {
             return self.inside(bracketed);
+        }
+        // `P(1, 2)`: a point with its name.
+        if let [Spaced { token: Token::Variable(name), .. }, point @ ..] = tokens
+            && name.chars().all(char::is_uppercase)
+            && let Some(Bracketed::Sequence('(', ')', _)) = bracketed(point)
+        {
+            return self.item(point);
         }
         if let Some(form) = self.product_of_matrix(tokens) {
             return Some(form);
@@ -137,7 +157,7 @@ impl Reader<'_> {
         let factor = match factor {
             [Spaced { token: Token::Minus, .. }] => Expression::integer(-1),
             [factor @ .., Spaced { token: Token::Times, .. }] | factor => {
-                let mut parser = Parser::new(factor, self.letters, self.plus);
+                let mut parser = Parser::new(factor, self.letters, self.plus != Some(false));
                 let factor = parser.expression()?;
                 parser.rest().is_empty().then_some(factor)?
             }
@@ -169,6 +189,15 @@ impl Reader<'_> {
             // `profit = $18`
             let rest = tokens.len() - parts[1..].iter().map(|p| p.len() + 1).sum::<usize>() + 1;
             return self.item(&tokens[rest..]);
+        }
+        // What follows an exact value and `≈` is its rounding.
+        let rounding = relations
+            .iter()
+            .position(|r| *r == Relation::About)
+            .filter(|&at| equal && self.quantity(parts[at]).is_some_and(|exact| exact.value.is_constant()));
+        if let Some(at) = rounding {
+            let length = parts[..=at].iter().map(|part| part.len() + 1).sum::<usize>() - 1;
+            return self.item(&tokens[..length]);
         }
         if let ([left, right], true) = (parts.as_slice(), equal)
             && let Some(form) = self.named_parts(left, right)
@@ -218,7 +247,7 @@ impl Reader<'_> {
     }
 
     fn quantity(&self, tokens: &[Spaced]) -> Option<Quantity> {
-        let mut parser = Parser::new(tokens, self.letters, self.plus);
+        let mut parser = Parser::new(tokens, self.letters, self.plus != Some(false));
         let mut currency = None;
         if let Some(Token::Words(word)) = tokens.first().map(|t| &t.token) {
             currency = Some(unit::leading_currency(word)?);

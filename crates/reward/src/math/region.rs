@@ -194,34 +194,69 @@ fn inequality(sides: &[Quantity], relations: &[Relation], work: &Work) -> Option
     }
     let everything = Region::from_spans(vec![(Border::Lowest, Border::Highest)], Some((*name).to_owned()));
     sides.windows(2).zip(relations).try_fold(everything, |all, (pair, relation)| {
-        let spans = solutions(&pair[0], *relation, &pair[1], work)?;
-        all.intersection(&Region::from_spans(spans, None), work)
+        let some = match (&pair[0].value, &pair[1].value) {
+            (Expression::Absolute(inner), bound) => distance(inner, *relation, bound, work)?,
+            (bound, Expression::Absolute(inner)) => distance(inner, turned(*relation), bound, work)?,
+            (left, right) => Region::from_spans(solutions(left, *relation, right, work)?, None),
+        };
+        all.intersection(&some, work)
     })
+}
+
+/// The relation with its sides exchanged.
+fn turned(relation: Relation) -> Relation {
+    match relation {
+        Relation::Less => Relation::Greater,
+        Relation::AtMost => Relation::AtLeast,
+        Relation::Greater => Relation::Less,
+        Relation::AtLeast => Relation::AtMost,
+        other => other,
+    }
+}
+
+/// The solutions of an inequality between an absolute value and a bound.
+fn distance(inner: &Expression, relation: Relation, bound: &Expression, work: &Work) -> Option<Region> {
+    if !bound.is_constant() {
+        return None;
+    }
+    let opposite = Expression::Negate(Box::new(bound.clone()));
+    let above = Region::from_spans(solutions(inner, relation, bound, work)?, None);
+    let below = Region::from_spans(solutions(inner, turned(relation), &opposite, work)?, None);
+    match relation {
+        Relation::Less | Relation::AtMost | Relation::Unequal => above.intersection(&below, work),
+        _ => above.union(below, work),
+    }
 }
 
 /// The solutions of an inequality whose sides are linear, or infinite.
 fn solutions(
-    left: &Quantity,
+    left: &Expression,
     relation: Relation,
-    right: &Quantity,
+    right: &Expression,
     work: &Work,
 ) -> Option<Vec<(Border, Border)>> {
-    let infinite = |q: &Quantity| {
-        matches!(&q.value, Expression::Infinity)
-            || matches!(&q.value, Expression::Negate(inner) if **inner == Expression::Infinity)
+    let infinite = |side: &Expression| {
+        matches!(side, Expression::Infinity)
+            || matches!(side, Expression::Negate(inner) if **inner == Expression::Infinity)
     };
     if infinite(left) || infinite(right) {
         return Some(vec![(Border::Lowest, Border::Highest)]);
     }
-    let difference = Expression::Subtract(Box::new(left.value.clone()), Box::new(right.value.clone()));
-    let at = |x: i64| evaluate(&difference, &Point { variables: &|_| Rational::integer(x), work });
+    let difference = Expression::Subtract(Box::new(left.clone()), Box::new(right.clone()));
+    let at = |x: &Rational| evaluate(&difference, &Point { variables: &|_| x.clone(), work });
     let minus = |v: &Value| multiply(v, &Value::integer(-1));
-    let (zero, one, other) = (at(0)?, at(1)?, at(-7)?);
-    let slope = add(&one, &minus(&zero)?)?;
-    // Linear: the value at a third point follows from the first two.
-    let expected = add(&zero, &multiply(&slope, &Value::integer(-7))?)?;
-    if !expected.is_same(&other, 0.0) || slope.is_same(&Value::integer(0), 0.0) {
+    let zero = at(&Rational::integer(0))?;
+    let slope = add(&at(&Rational::integer(1))?, &minus(&zero)?)?;
+    if slope.is_same(&Value::integer(0), 0.0) {
         return None;
+    }
+    // Linear: the values at other points follow from the first two.
+    for (numerator, denominator) in [(-22, 7), (101, 13)] {
+        let x = Rational::integer(numerator).divide(&Rational::integer(denominator))?;
+        let expected = add(&zero, &multiply(&slope, &Value::Exact(x.clone()))?)?;
+        if !expected.is_same(&at(&x)?, 0.0) {
+            return None;
+        }
     }
     let root = divide(&minus(&zero)?, &slope)?;
     let border = |side| Border::At(root.clone(), side);
