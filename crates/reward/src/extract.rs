@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 /// Each is found by a linear scan from the end: of several occurrences the last one counts, so that an answer that the
 /// policy corrects is not judged.
 ///
+/// Only the text after reasoning is searched: what follows the last `</think>`. Reasoning that does not end has no answer.
+///
 /// Of several places, the first one that occurs is judged, even if it cannot be read: the text that a policy marks as its
-/// answer is its answer. Only `answer_is` and `last_number`, which are heuristics, fall back to the next place if the
-/// text cannot be read.
+/// answer is its answer. Only `answer_is`, `formula` and `last_number`, which are heuristics, fall back to the next place
+/// if the text cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Extract {
@@ -17,12 +19,15 @@ pub enum Extract {
     Whole,
     /// The rest of the line after `####`, as in GSM8K.
     Hashes,
-    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces.
+    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces. Boxes with only a comma, `and` or `or` between them
+    /// are one answer with several parts.
     Boxed,
     /// The text between `<answer>` and `</answer>`.
     AnswerTag,
     /// The text after `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
     AnswerIs,
+    /// The last formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`.
+    Formula,
     /// The last number in the text, with its sign, currency, thousands separators, fraction and percent sign.
     /// Matches in almost any text: a policy can be rewarded for a number that it did not mean as its answer.
     LastNumber,
@@ -37,6 +42,7 @@ impl Extract {
             Self::Boxed => "boxed",
             Self::AnswerTag => "answer_tag",
             Self::AnswerIs => "answer_is",
+            Self::Formula => "formula",
             Self::LastNumber => "last_number",
         }
     }
@@ -55,6 +61,7 @@ impl Extract {
                 before.rsplit_once("<answer>")?.1
             }
             Self::AnswerIs => answer_is(text)?,
+            Self::Formula => formula(text)?,
             Self::LastNumber => last_number(text)?,
         };
         let found = found.trim();
@@ -68,10 +75,11 @@ pub(crate) fn read_first<'a, T>(
     text: &'a str,
     read: impl Fn(&'a str) -> Option<T>,
 ) -> Option<T> {
+    let text = after_reasoning(text)?;
     for place in places {
         let Some(found) = place.find(text) else { continue };
         let answer = read(found);
-        if answer.is_some() || !matches!(place, Extract::AnswerIs | Extract::LastNumber) {
+        if answer.is_some() || !matches!(place, Extract::AnswerIs | Extract::Formula | Extract::LastNumber) {
             return answer;
         }
     }
@@ -91,13 +99,31 @@ pub(crate) fn validate(places: &[Extract]) -> Result<(), SettingError> {
     }
 }
 
-/// The argument of the last box; `None` if its braces do not close.
-fn boxed(text: &str) -> Option<&str> {
-    let start = ["\\boxed", "\\fbox"].iter().filter_map(|name| Some(text.rfind(name)? + name.len())).max()?;
-    let inside = text[start..].trim_start().strip_prefix('{')?;
+/// The text after the last `</think>`; `None` if reasoning begins and does not end.
+fn after_reasoning(text: &str) -> Option<&str> {
+    let text = text.rsplit_once("</think>").map_or(text, |(_, after)| after);
+    (!text.contains("<think>")).then_some(text)
+}
+
+/// Start of the last box, at its command, and start of its argument.
+fn last_box(text: &str) -> Option<(usize, usize)> {
+    // One search for both commands: if one of them is missing, the search for it would read the whole text each time.
+    let (start, end) = text.rmatch_indices("box").find_map(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at..]);
+        if after.starts_with("boxed") && before.ends_with('\\') {
+            return Some((at - 1, at + 5));
+        }
+        before.ends_with("\\f").then_some((at - 2, at + 3))
+    })?;
+    let argument = text[end..].trim_start().strip_prefix('{')?;
+    Some((start, text.len() - argument.len()))
+}
+
+/// Position of the brace that closes an argument.
+fn closing_brace(text: &str, start: usize) -> Option<usize> {
     let mut depth = 1usize;
     let mut escaped = false;
-    for (at, byte) in inside.bytes().enumerate() {
+    for (at, byte) in text.bytes().enumerate().skip(start) {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = true,
@@ -106,10 +132,72 @@ fn boxed(text: &str) -> Option<&str> {
             _ => {}
         }
         if depth == 0 {
-            return Some(&inside[..at]);
+            return Some(at);
         }
     }
     None
+}
+
+/// The argument of the last box, or several boxes with what is between them; `None` if the last one does not close.
+fn boxed(text: &str) -> Option<&str> {
+    let (mut first, argument) = last_box(text)?;
+    let end = closing_brace(text, argument)?;
+    let mut several = false;
+    while let Some((at, inside)) = last_box(&text[..first]) {
+        let Some(close) = closing_brace(&text[..first], inside) else { break };
+        if !joins(&text[close + 1..first]) {
+            break;
+        }
+        (first, several) = (at, true);
+    }
+    Some(if several { &text[first..=end] } else { &text[argument..end] })
+}
+
+/// True if a text between two boxes makes them parts of one answer.
+fn joins(between: &str) -> bool {
+    // Longer texts are sentences.
+    if between.len() > 40 {
+        return false;
+    }
+    let words = between.replace("\\text", " ").replace(['$', '{', '}', '\\', '~'], " ");
+    let mut parts = words.split([' ', '\n', '\t']).filter(|part| !part.is_empty()).peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, "," | ";" | "and" | "or"))
+}
+
+/// The content of the last pair of delimiters.
+fn formula(text: &str) -> Option<&str> {
+    let bracket = |open: &str, close: &str| {
+        let end = text.rfind(close)?;
+        let start = text[..end].rfind(open)? + open.len();
+        Some((start, end))
+    };
+    let found = [bracket("\\(", "\\)"), bracket("\\[", "\\]"), between_dollars(text)];
+    let (start, end) = found.into_iter().flatten().max_by_key(|(_, end)| *end)?;
+    Some(&text[start..end])
+}
+
+/// The range between the last two dollar signs; `None` unless all signs form pairs, as signs of currency do not.
+fn between_dollars(text: &str) -> Option<(usize, usize)> {
+    let bytes = text.as_bytes();
+    let (mut count, mut at) = (0usize, 0);
+    // Ends of the last opening sign and starts of the last closing one.
+    let (mut open, mut range) = (0, None);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' => at += 2,
+            b'$' => {
+                let length = if bytes.get(at + 1) == Some(&b'$') { 2 } else { 1 };
+                if count.is_multiple_of(2) {
+                    open = at + length;
+                } else {
+                    range = Some((open, at));
+                }
+                (count, at) = (count + 1, at + length);
+            }
+            _ => at += 1,
+        }
+    }
+    range.filter(|_| count.is_multiple_of(2))
 }
 
 /// The text after the last announcement of an answer.
@@ -182,7 +270,7 @@ fn last_number(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::Extract;
+    use super::{Extract, read_first};
 
     fn check(place: Extract, cases: &[(&str, Option<&str>)]) {
         for (text, expected) in cases {
@@ -217,6 +305,12 @@ mod tests {
                 (r"\boxed {7}", Some("7")),
                 (r"\fbox{8}", Some("8")),
                 (r"\boxed{\{1, 2\}}", Some(r"\{1, 2\}")),
+                (r"\boxed{5} and \boxed{6}.", Some(r"\boxed{5} and \boxed{6}")),
+                (r"$\boxed{5}$, $\boxed{6}$ or \fbox{7}", Some(r"\boxed{5}$, $\boxed{6}$ or \fbox{7}")),
+                (r"\boxed{5} \text{ and } \boxed{6}", Some(r"\boxed{5} \text{ and } \boxed{6}")),
+                (r"\boxed{4}. \boxed{5} and \boxed{6}", Some(r"\boxed{5} and \boxed{6}")),
+                (r"\boxed{5} \boxed{6}", Some("6")),
+                (r"\boxed{5 and \boxed{6}", Some("6")),
                 (r"\boxed{5} then \boxed{6", None),
                 (r"\boxed{}", None),
                 (r"\boxed 9", None),
@@ -259,6 +353,36 @@ mod tests {
                 ("ANSWER IS", None),
             ],
         );
+    }
+
+    #[test]
+    fn the_last_formula() {
+        check(
+            Extract::Formula,
+            &[
+                ("We have $x=3$ and $y = 4$.", Some("y = 4")),
+                (r"$x=3$, so \(y = 4\).", Some("y = 4")),
+                (r"\(x=3\), so $$y = 4$$", Some("y = 4")),
+                ("so\n\\[\n  7\n\\]\nas claimed", Some("7")),
+                (r"$\$5$", Some(r"\$5")),
+                ("it costs $5", None),
+                ("$5 and $6 and $7", None),
+                ("$$ $$", None),
+                (r"\) 5 \(", None),
+                ("18", None),
+            ],
+        );
+    }
+
+    #[test]
+    fn reasoning_is_not_searched() {
+        let find = |text| read_first(&[Extract::Boxed, Extract::Whole], text, Some);
+        assert_eq!(find(r"<think>\boxed{1}</think> \boxed{2} "), Some("2"));
+        // The prompt may have begun the reasoning.
+        assert_eq!(find(r"\boxed{1}</think>It is 2"), Some("It is 2"));
+        assert_eq!(find(r"\boxed{1}</think>"), None);
+        assert_eq!(find(r"<think>\boxed{1}"), None);
+        assert_eq!(find(r"<think>1</think>2<think>\boxed{3}"), None);
     }
 
     #[test]

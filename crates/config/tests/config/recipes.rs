@@ -58,6 +58,20 @@ fn second_files_move_recipes_to_other_engines() {
 }
 
 #[test]
+fn a_second_file_rewards_with_a_python_library() {
+    for recipe in ["arithmetic.toml", "gsm8k.toml"] {
+        let files = [recipe_path(recipe), recipe_path("math-verify.toml")];
+        let config = Config::load(&files, &[] as &[&str]).unwrap_or_else(|errors| panic!("{errors}"));
+        assert_round_trip(&config);
+        let sampled = config.stages.iter().filter_map(|stage| stage.rollout.as_ref()).map(|r| &r.reward);
+        for reward in sampled.chain(config.eval.as_ref().map(|eval| &eval.reward)) {
+            let names: Vec<&str> = reward.components.iter().map(|c| c.name.as_str()).collect();
+            assert_eq!(names, ["math_verify"], "{recipe}");
+        }
+    }
+}
+
+#[test]
 fn every_method_round_trips() {
     let settings = [
         "{}",

@@ -29,6 +29,11 @@ const GREEK: [(char, &str); 23] = [
     ('Ω', "Omega"),
 ];
 
+/// True for the name of a Greek letter.
+pub(super) fn is_greek(name: &str) -> bool {
+    GREEK.iter().any(|(_, greek)| *greek == name)
+}
+
 /// The name of a Greek letter.
 pub(super) fn greek_letter(c: char) -> Option<&'static str> {
     GREEK.iter().find(|(letter, _)| *letter == c).map(|(_, name)| *name)
@@ -48,7 +53,7 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
     if let Some(function) = Function::named(&name) {
         return lexer.push(Token::Function(function));
     }
-    if GREEK.iter().any(|(_, greek)| *greek == name) || name == "varphi" || name == "varepsilon" {
+    if is_greek(&name) || name == "varphi" || name == "varepsilon" {
         return lexer.push(Token::Variable(name));
     }
     let token = match name.as_str() {
@@ -56,14 +61,16 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         "frac" | "dfrac" | "tfrac" | "cfrac" => return two_arguments(lexer, Token::Fraction, end),
         "binom" | "dbinom" | "tbinom" => return two_arguments(lexer, Token::Binomial, end),
         "sqrt" => return root(lexer, end),
-        "boxed" | "fbox" => return lexer.inside(false),
+        "boxed" | "fbox" | "vec" | "overrightarrow" | "hat" => return lexer.inside(false),
         "text" | "textbf" | "textit" | "textrm" | "mbox" | "mathrm" | "mathbf" | "mathit" | "mathsf"
         | "operatorname" | "emph" => return lexer.inside(true),
         "mathbb" | "mathcal" => {
             let name = lexer.raw_group()?;
-            return lexer.push(Token::Variable(name));
+            return lexer.push(if name == "R" { Token::Reals } else { Token::Variable(name) });
         }
-        "overline" | "bar" => return lexer.repeating(),
+        // Repeating digits, or a line segment.
+        "overline" | "bar" if lexer.decimals.is_some() => return lexer.repeating(),
+        "overline" | "bar" => return lexer.inside(false),
         "begin" => return begin(lexer),
         "end" => {
             lexer.raw_group()?;
@@ -77,7 +84,7 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
             }
             return Some(());
         }
-        "quad" | "qquad" | "displaystyle" | "textstyle" | "limits" => {
+        "quad" | "qquad" | "displaystyle" | "textstyle" | "limits" | "angle" => {
             lexer.set_space();
             return Some(());
         }
@@ -107,7 +114,12 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         "ne" | "neq" => Token::Relation(Relation::Unequal),
         "approx" => Token::Relation(Relation::About),
         "in" => Token::In,
-        "cup" => Token::Union,
+        "cup" | "bigcup" => Token::Union,
+        "cap" | "bigcap" => Token::Intersection,
+        "setminus" | "backslash" | "smallsetminus" => Token::Without,
+        "land" | "wedge" => return lexer.separator(Token::Comma),
+        "lor" | "vee" => return lexer.separator(Token::Or),
+        "top" | "intercal" => Token::Variable("T".to_owned()),
         "emptyset" | "varnothing" => Token::EmptySet,
         "circ" | "degree" | "textdegree" => Token::Degree,
         "percent" => Token::Percent,

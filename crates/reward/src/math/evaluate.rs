@@ -3,9 +3,12 @@
 //! The bound makes the comparison of irrational numbers safe: two values are equal if they differ by no more than the
 //! possible rounding error, which must be small.
 
+use std::cmp::Ordering;
+
 use super::expression::Expression;
-use super::rational::Rational;
+use super::rational::{MAX_BITS, Rational};
 use super::token::Function;
+use super::work::Work;
 
 /// Rounding error of one operation, relative to its result: twice the bound of the basic operations.
 const UNIT: f64 = f64::EPSILON;
@@ -13,6 +16,9 @@ const UNIT: f64 = f64::EPSILON;
 const FUNCTION: f64 = 4.0 * f64::EPSILON;
 /// Largest argument of a factorial.
 const MAX_FACTORIAL: i64 = 300;
+/// Largest integer that is tried as a logarithm, and the number of trials.
+const MAX_LOGARITHM: i64 = 64;
+const TRIALS: usize = 2 * MAX_LOGARITHM as usize + 1;
 /// Maximum error bound, relative to the value or to 1; values with a larger bound do not equal anything.
 const MAX_ERROR: f64 = 1e-9;
 
@@ -39,7 +45,7 @@ impl Real {
 }
 
 impl Value {
-    fn integer(value: i64) -> Self {
+    pub(crate) fn integer(value: i64) -> Self {
         Self::Exact(Rational::integer(value))
     }
 
@@ -47,6 +53,14 @@ impl Value {
         match self {
             Self::Exact(value) => Real::new(value.to_f64(), 0.0),
             Self::Real(real) => Some(*real),
+        }
+    }
+
+    /// Steps of the operation that has this result: large fractions are expensive to reduce.
+    fn cost(&self) -> usize {
+        match self {
+            Self::Exact(value) => value.cost(),
+            Self::Real(_) => 0,
         }
     }
 
@@ -64,16 +78,41 @@ impl Value {
     }
 }
 
-/// Values of the variables.
-pub(crate) type Assignment<'a> = dyn Fn(&str) -> Rational + 'a;
+impl Value {
+    /// The order of two numbers; numbers that may be equal are.
+    pub(crate) fn compare(&self, other: &Self) -> Ordering {
+        if let (Self::Exact(a), Self::Exact(b)) = (self, other) {
+            return a.compare(b);
+        }
+        if self.is_same(other, 0.0) {
+            return Ordering::Equal;
+        }
+        let number = |value: &Self| value.real().map_or(f64::NAN, |real| real.value);
+        number(self).total_cmp(&number(other))
+    }
+}
+
+/// Values of the variables, and the steps that evaluation may take.
+pub(crate) struct Point<'a> {
+    pub(crate) variables: &'a dyn Fn(&str) -> Rational,
+    pub(crate) work: &'a Work,
+}
+
+impl<'a> Point<'a> {
+    /// The point at which all variables are zero, for constants.
+    pub(crate) fn origin(work: &'a Work) -> Self {
+        Self { variables: &|_| Rational::integer(0), work }
+    }
+}
 
 /// Evaluates an expression; `None` if there is no real value, or if it is too expensive to compute.
-pub(crate) fn evaluate(expression: &Expression, variables: &Assignment<'_>) -> Option<Value> {
+pub(crate) fn evaluate(expression: &Expression, point: &Point<'_>) -> Option<Value> {
     use Expression as E;
-    let of = |e: &Expression| evaluate(e, variables);
-    match expression {
+    point.work.spend(1)?;
+    let of = |e: &Expression| evaluate(e, point);
+    let value = match expression {
         E::Number(value) => Some(Value::Exact(value.clone())),
-        E::Variable(name) => Some(Value::Exact(variables(name))),
+        E::Variable(name) => Some(Value::Exact((point.variables)(name))),
         E::Pi => Real::new(std::f64::consts::PI, 0.0).map(Value::Real),
         E::Euler => Real::new(std::f64::consts::E, 0.0).map(Value::Real),
         E::Infinity => None,
@@ -85,7 +124,11 @@ pub(crate) fn evaluate(expression: &Expression, variables: &Assignment<'_>) -> O
         E::Power(a, b) => power(&of(a)?, &of(b)?),
         E::Root(degree, a) => root(&of(degree)?, &of(a)?),
         E::Apply(function, a) => apply(*function, &of(a)?),
-        E::Logarithm(base, a) => logarithm(&of(base)?, &of(a)?),
+        E::Logarithm(base, a) => {
+            let (base, a) = (of(base)?, of(a)?);
+            point.work.spend(TRIALS.saturating_mul(1 + base.cost()))?;
+            logarithm(&base, &a)
+        }
         E::Absolute(a) => match of(a)? {
             Value::Exact(v) => Some(Value::Exact(v.magnitude())),
             Value::Real(r) => Some(Value::Real(Real { value: r.value.abs(), error: r.error })),
@@ -95,9 +138,11 @@ pub(crate) fn evaluate(expression: &Expression, variables: &Assignment<'_>) -> O
             let minus = Value::integer(-1);
             multiply(&floor(&multiply(&of(a)?, &minus)?)?, &minus)
         }
-        E::Factorial(a) => factorial(whole(&of(a)?)?).map(Value::Exact),
-        E::Binomial(n, k) => binomial(whole(&of(n)?)?, whole(&of(k)?)?).map(Value::Exact),
-    }
+        E::Factorial(a) => factorial(whole(&of(a)?)?, point.work).map(Value::Exact),
+        E::Binomial(n, k) => binomial(whole(&of(n)?)?, whole(&of(k)?)?, point.work).map(Value::Exact),
+    }?;
+    point.work.spend(value.cost())?;
+    Some(value)
 }
 
 fn whole(value: &Value) -> Option<i64> {
@@ -122,17 +167,17 @@ fn exact_or(
     real(a.real()?, b.real()?).map(Value::Real)
 }
 
-fn add(a: &Value, b: &Value) -> Option<Value> {
+pub(super) fn add(a: &Value, b: &Value) -> Option<Value> {
     exact_or(a, b, Rational::add, |a, b| Real::new(a.value + b.value, a.error + b.error))
 }
 
-fn multiply(a: &Value, b: &Value) -> Option<Value> {
+pub(super) fn multiply(a: &Value, b: &Value) -> Option<Value> {
     exact_or(a, b, Rational::multiply, |a, b| {
         Real::new(a.value * b.value, a.value.abs() * b.error + b.value.abs() * a.error + a.error * b.error)
     })
 }
 
-fn divide(a: &Value, b: &Value) -> Option<Value> {
+pub(super) fn divide(a: &Value, b: &Value) -> Option<Value> {
     if matches!(b, Value::Exact(b) if b.is_zero()) {
         return None;
     }
@@ -147,7 +192,7 @@ fn divide(a: &Value, b: &Value) -> Option<Value> {
     })
 }
 
-fn power(base: &Value, exponent: &Value) -> Option<Value> {
+pub(super) fn power(base: &Value, exponent: &Value) -> Option<Value> {
     if let (Value::Exact(base), Value::Exact(exponent)) = (base, exponent) {
         if let Some(times) = exponent.to_i64() {
             if base.is_zero() && times <= 0 {
@@ -196,7 +241,7 @@ fn rational_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
     base.root(u32::try_from(degree).ok()?)?.power(times)
 }
 
-fn root(degree: &Value, radicand: &Value) -> Option<Value> {
+pub(super) fn root(degree: &Value, radicand: &Value) -> Option<Value> {
     let degree = u32::try_from(whole(degree)?).ok().filter(|d| (1..=1000).contains(d))?;
     let odd_negative = match radicand {
         Value::Exact(value) => {
@@ -231,15 +276,18 @@ fn floor(value: &Value) -> Option<Value> {
     }
 }
 
-fn factorial(n: i64) -> Option<Rational> {
+fn factorial(n: i64, work: &Work) -> Option<Rational> {
     if !(0..=MAX_FACTORIAL).contains(&n) {
         return None;
     }
+    work.spend(n as usize)?;
     (1..=n).try_fold(Rational::integer(1), |product, i| product.multiply(&Rational::integer(i)))
 }
 
-fn binomial(n: i64, k: i64) -> Option<Rational> {
+fn binomial(n: i64, k: i64, work: &Work) -> Option<Rational> {
     let (n, k) = (u64::try_from(n).ok()?, u64::try_from(k).ok()?);
+    // The result is too large after as many factors as it may have bits.
+    work.spend(k.min(n.saturating_sub(k)).min(MAX_BITS) as usize)?;
     if k > n { Some(Rational::integer(0)) } else { Rational::binomial(n, k) }
 }
 
@@ -257,10 +305,10 @@ fn exact_logarithm(base: &Rational, argument: &Rational) -> Option<i64> {
     if base.is_negative() || base.is_zero() || *base == Rational::integer(1) {
         return None;
     }
-    (-64..=64).find(|&times| base.power(times).as_ref() == Some(argument))
+    (-MAX_LOGARITHM..=MAX_LOGARITHM).find(|&times| base.power(times).as_ref() == Some(argument))
 }
 
-fn apply(function: Function, argument: &Value) -> Option<Value> {
+pub(super) fn apply(function: Function, argument: &Value) -> Option<Value> {
     if let Value::Exact(value) = argument
         && value.is_zero()
     {

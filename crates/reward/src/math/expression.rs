@@ -3,6 +3,9 @@ use std::collections::BTreeSet;
 use super::rational::Rational;
 use super::token::Function;
 
+/// Name of the imaginary unit.
+pub(crate) const IMAGINARY: &str = "i";
+
 /// A mathematical expression.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Expression {
@@ -49,15 +52,28 @@ impl Expression {
         }
     }
 
-    /// True if it can be the name of an answer: `x` or `f(x)`.
+    /// True if it can be the name of an answer: `x`, `f(x)` or `f(3)`.
     pub(crate) fn is_name(&self) -> bool {
         match self {
             Self::Variable(_) => true,
             Self::Multiply(left, right) => {
-                matches!((left.as_ref(), right.as_ref()), (Self::Variable(_), Self::Variable(_)))
+                matches!(
+                    (left.as_ref(), right.as_ref()),
+                    (Self::Variable(_), Self::Variable(_) | Self::Number(_))
+                )
             }
             _ => false,
         }
+    }
+
+    /// True if it has no variables.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.variables().is_empty()
+    }
+
+    /// True if it contains the imaginary unit.
+    pub(crate) fn is_complex(&self) -> bool {
+        self.variables().contains(IMAGINARY)
     }
 
     /// Names of the variables.

@@ -32,6 +32,8 @@ pub(crate) struct Reading {
     pub(crate) letters: Letters,
     /// Reads `1,234` as one number.
     pub(crate) thousands: bool,
+    /// Reads `3,14` as one number.
+    pub(crate) decimal_comma: bool,
 }
 
 /// Tokenises a text.
@@ -69,18 +71,18 @@ fn dollars_are_delimiters(chars: &[char]) -> bool {
 }
 
 pub(super) struct Lexer<'a> {
-    chars: Vec<char>,
-    at: usize,
-    out: Vec<Spaced>,
+    pub(super) chars: Vec<char>,
+    pub(super) at: usize,
+    pub(super) out: Vec<Spaced>,
     space: bool,
     /// Number of open printed brackets; commas inside them are separators.
-    brackets: usize,
+    pub(super) brackets: usize,
     depth: usize,
     in_text: bool,
     dollars: bool,
     /// Decimals of the last number, for repeating digits after it.
-    decimals: Option<usize>,
-    reading: &'a Reading,
+    pub(super) decimals: Option<usize>,
+    pub(super) reading: &'a Reading,
 }
 
 impl Lexer<'_> {
@@ -206,6 +208,9 @@ impl Lexer<'_> {
             '≥' | '⩾' => self.push(Token::Relation(Relation::AtLeast)),
             '∈' => self.push(Token::In),
             '∪' => self.push(Token::Union),
+            '∩' => self.push(Token::Intersection),
+            '∖' => self.push(Token::Without),
+            'ℝ' => self.push(Token::Reals),
             '∅' => self.push(Token::EmptySet),
             '∞' => self.push(Token::Infinity),
             'π' => self.push(Token::Pi),
@@ -372,7 +377,8 @@ impl Lexer<'_> {
         }
         let lower = run.to_ascii_lowercase();
         match lower.as_str() {
-            "and" | "or" => return self.separator(),
+            "and" => return self.separator(Token::Comma),
+            "or" => return self.separator(Token::Or),
             "sqrt" => return self.push(Token::Root),
             "pi" => return self.push(Token::Pi),
             "inf" | "infinity" => return self.push(Token::Infinity),
@@ -384,14 +390,20 @@ impl Lexer<'_> {
             if lower == "x" && ten && number {
                 return self.push(Token::Times);
             }
-            return self.letter(run.chars().next()?);
+            let unit = self.in_text && self.ends_operand() && !matches!(lower.as_str(), "e" | "i");
+            return if unit { self.push(Token::Words(run)) } else { self.letter(run.chars().next()?) };
         }
         if let Some(function) = Function::named(&run) {
             return self.push(Token::Function(function));
         }
+        if !self.in_text && command::is_greek(&run) {
+            return self.push(Token::Variable(run));
+        }
         let product = !self.in_text
             && match &self.reading.letters {
-                Letters::Known(variables) => run.chars().all(|c| variables.contains(&c) || c == 'e'),
+                Letters::Known(variables) => {
+                    run.chars().all(|c| variables.contains(&c) || matches!(c, 'e' | 'i'))
+                }
                 Letters::Guess => {
                     let joint = |c: Option<char>| c.is_some_and(|c| "^_+-*/=()}".contains(c));
                     let attached = joint(before)
@@ -403,103 +415,35 @@ impl Lexer<'_> {
         if product { run.chars().try_for_each(|c| self.letter(c)) } else { self.push(Token::Words(run)) }
     }
 
+    /// True if the last token ends a number, or is part of a unit: a letter in words after it is a unit.
+    fn ends_operand(&self) -> bool {
+        let last = self.out.last().map(|t| &t.token);
+        matches!(
+            last,
+            Some(
+                Token::Number(..)
+                    | Token::Close(_)
+                    | Token::GroupEnd
+                    | Token::Words(_)
+                    | Token::Divide
+                    | Token::Pi
+                    | Token::Degree
+            )
+        )
+    }
+
     fn letter(&mut self, c: char) -> Option<()> {
         if c == 'e' { self.push(Token::Euler) } else { self.push(Token::Variable(c.to_string())) }
     }
 
     /// `and` and `or` are separators like commas, also after a comma.
-    fn separator(&mut self) -> Option<()> {
-        match self.out.last() {
-            Some(Spaced { token: Token::Comma, .. }) => Some(()),
-            _ => self.push(Token::Comma),
-        }
-    }
-
-    /// A number: digits with or without thousands separators, decimals, an exponent of ten.
-    fn number(&mut self) -> Option<()> {
-        let mut digits = self.digits();
-        let plain = self.out.last().is_none_or(|t| t.token != Token::Subscript);
-        if (1..=3).contains(&digits.len())
-            && plain
-            && let Some(mark) = self.group_mark()
-        {
-            while self.follows(mark) && self.is_group_of_three(mark.chars().count()) {
-                self.at += mark.chars().count();
-                digits += &self.digits();
+    pub(super) fn separator(&mut self, token: Token) -> Option<()> {
+        match self.out.last_mut() {
+            Some(Spaced { token: last @ Token::Comma, .. }) => {
+                *last = token;
+                Some(())
             }
+            _ => self.push(token),
         }
-        let mut whole = true;
-        let mut decimals = 0;
-        if self.peek(0) == Some('.') {
-            if self.peek(1).is_some_and(|c| c.is_ascii_digit()) {
-                self.at += 1;
-                let fraction = self.digits();
-                decimals = fraction.len();
-                digits += &fraction;
-                whole = false;
-            } else if self.chars[self.at + 1..].starts_with(&['\\']) {
-                // `0.\overline{3}`
-                self.at += 1;
-                whole = false;
-            }
-        }
-        let exponent = self.exponent();
-        whole &= exponent.is_none();
-        let value = Rational::decimal(&digits, decimals, exponent.unwrap_or(0))?;
-        self.push(Token::Number(value, whole))?;
-        self.decimals = exponent.is_none().then_some(decimals);
-        Some(())
-    }
-
-    fn digits(&mut self) -> String {
-        let mut digits = String::new();
-        while let Some(c) = self.peek(0).filter(char::is_ascii_digit) {
-            digits.push(c);
-            self.at += 1;
-        }
-        digits
-    }
-
-    /// The thousands separator at the current position, if there is one.
-    fn group_mark(&self) -> Option<&'static str> {
-        const ALWAYS: [&str; 7] = [",\\!", "{,}", "\\,", "\u{202f}", "\u{a0}", "\u{2009}", " "];
-        let comma = self.reading.thousands && self.brackets == 0;
-        let found = ALWAYS
-            .into_iter()
-            .find(|mark| self.follows(mark))
-            .or_else(|| (comma && self.follows(",")).then_some(","))?;
-        self.is_group_of_three(found.chars().count()).then_some(found)
-    }
-
-    /// True if exactly three digits follow a separator of this length.
-    fn is_group_of_three(&self, mark: usize) -> bool {
-        let digit = |i| self.peek(mark + i).is_some_and(|c| c.is_ascii_digit());
-        digit(0) && digit(1) && digit(2) && !digit(3)
-    }
-
-    /// The exponent of `1.5e3`; the letter alone is Euler's number.
-    fn exponent(&mut self) -> Option<i64> {
-        if !matches!(self.peek(0), Some('e' | 'E')) {
-            return None;
-        }
-        let signed = usize::from(matches!(self.peek(1), Some('+' | '-')));
-        self.peek(1 + signed).filter(char::is_ascii_digit)?;
-        let negative = self.peek(1) == Some('-');
-        self.at += 1 + signed;
-        // An exponent that does not fit is far beyond the supported range.
-        let value = self.digits().parse().unwrap_or(i64::from(u32::MAX));
-        Some(if negative { -value } else { value })
-    }
-
-    /// `\overline{36}` after a number.
-    pub(super) fn repeating(&mut self) -> Option<()> {
-        let decimals = self.decimals?;
-        let digits = self.raw_group()?;
-        if digits.is_empty() || digits.len() > 40 || !digits.chars().all(|c| c.is_ascii_digit()) {
-            return None;
-        }
-        let value = Rational::decimal(&digits, decimals, 0)?;
-        let nines = Rational::integer(10).power(digits.len() as i64)?.add(&Rational::integer(-1))?;
-        self.push(Token::Repeating(value.divide(&nines)?))
     }
 }

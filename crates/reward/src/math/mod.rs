@@ -16,14 +16,20 @@
 
 mod answer;
 mod command;
+mod complex;
 mod equal;
 mod evaluate;
 mod expression;
 mod lexer;
+mod number;
 mod parser;
 mod rational;
+mod reader;
+mod region;
+mod split;
 mod token;
 mod unit;
+mod work;
 
 use std::collections::BTreeSet;
 
@@ -35,10 +41,12 @@ use crate::extract::{self, Extract};
 use crate::verifier::{Truncated, reference};
 use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 use answer::Form;
-use evaluate::{Value, evaluate};
+use equal::Comparison;
+use evaluate::{Point, Value, evaluate};
 use lexer::{Letters, Reading};
 use rational::Rational;
 pub(crate) use rational::Rational as Exact;
+use work::Work;
 
 /// The result of comparing a candidate with a reference answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,30 +70,45 @@ pub struct Reference {
 impl Reference {
     /// Parses a reference answer. An answer that is not mathematics is compared as text.
     pub fn read(text: &str) -> Self {
-        let form = answer::read(text, &Reading { letters: Letters::Guess, thousands: true });
+        let reading = Reading { letters: Letters::Guess, thousands: true, decimal_comma: false };
+        let form = answer::read(text, &reading, &Work::new());
         let mut variables = BTreeSet::new();
         if let Some(form) = &form {
-            collect_variables(form, &mut variables);
+            form.collect_variables(&mut variables);
         }
         let letters = variables.iter().flat_map(|name| name.chars()).collect();
-        let thousands = !matches!(form, Some(Form::List(_) | Form::Set(_)));
-        Self { plain: plain(text), form, reading: Reading { letters: Letters::Known(letters), thousands } }
+        let reading = Reading {
+            letters: Letters::Known(letters),
+            thousands: !matches!(form, Some(Form::List(_) | Form::Set(_))),
+            decimal_comma: form.as_ref().is_some_and(|form| !form.has_parts()),
+        };
+        Self { plain: plain(text), form, reading }
     }
 
     /// Compares a candidate. `tolerance` is the maximum relative difference of constant numbers; 0 requires equality.
     pub fn judge(&self, candidate: &str, tolerance: f64) -> Judgement {
-        let form = self.form.as_ref().and_then(|_| answer::read(candidate, &self.reading));
+        self.judge_within(candidate, tolerance, &Work::new())
+    }
+
+    fn judge_within(&self, candidate: &str, tolerance: f64, work: &Work) -> Judgement {
+        let form = self.form.as_ref().and_then(|_| answer::read(candidate, &self.reading, work));
         if let (Some(reference), Some(form)) = (&self.form, form) {
-            let same = equal::same(reference, &form, tolerance);
+            let same = Comparison { tolerance, work }.same(reference, &form);
             return if same { Judgement::Same } else { Judgement::Different };
         }
         let text = plain(candidate);
-        if text.is_empty() || (self.form.is_some() && text != self.plain) {
+        if text.is_empty() || (self.form.is_some() && text != self.plain && !self.is_choice()) {
             return Judgement::Unreadable;
         }
         // Words are compared without case.
         let same = text == self.plain || text.to_lowercase() == self.plain.to_lowercase();
         if same { Judgement::Same } else { Judgement::Different }
+    }
+
+    /// True if it may be one of the letters of a choice: words are other answers than it.
+    fn is_choice(&self) -> bool {
+        let mut letters = self.plain.chars();
+        letters.next().is_some_and(char::is_alphabetic) && letters.next().is_none()
     }
 
     /// True if it is a literal number.
@@ -95,12 +118,15 @@ impl Reference {
 
     /// Compares a candidate that must be a literal number: `3`, `7/2`, `$1,800`, but not `1 + 2`.
     pub fn judge_number(&self, candidate: &str, tolerance: f64) -> Judgement {
-        let (Some(reference), Some(form)) = (&self.form, answer::read(candidate, &self.reading)) else {
+        let work = Work::new();
+        let (Some(reference), Some(form)) = (&self.form, answer::read(candidate, &self.reading, &work))
+        else {
             return Judgement::Unreadable;
         };
+        let comparison = Comparison { tolerance, work: &work };
         match literal(&form) {
             None => Judgement::Unreadable,
-            Some(_) if equal::same(reference, &form, tolerance) => Judgement::Same,
+            Some(_) if comparison.same(reference, &form) => Judgement::Same,
             Some(_) => Judgement::Different,
         }
     }
@@ -108,14 +134,16 @@ impl Reference {
 
 /// The exact value of an expression of integers with `+ - * / ( )`, and its numbers in order; `None` for other texts.
 pub(crate) fn countdown(text: &str) -> Option<(Option<Rational>, Vec<u64>)> {
-    let reading = Reading { letters: Letters::Known(BTreeSet::new()), thousands: false };
-    let Some(Form::Quantity(quantity)) = answer::read(text, &reading) else { return None };
+    let reading =
+        Reading { letters: Letters::Known(BTreeSet::new()), thousands: false, decimal_comma: false };
+    let work = Work::new();
+    let Some(Form::Quantity(quantity)) = answer::read(text, &reading, &work) else { return None };
     if quantity.unit.is_some() || quantity.percent {
         return None;
     }
     let mut numbers = Vec::new();
     whole_numbers(&quantity.value, &mut numbers)?;
-    let value = match evaluate(&quantity.value, &|_| Rational::integer(0)) {
+    let value = match evaluate(&quantity.value, &Point::origin(&work)) {
         Some(Value::Exact(value)) => Some(value),
         _ => None,
     };
@@ -147,26 +175,13 @@ fn literal(form: &Form) -> Option<&answer::Quantity> {
     quantity.value.is_literal().then_some(quantity)
 }
 
-fn collect_variables(form: &Form, names: &mut BTreeSet<String>) {
-    let mut add = |quantity: &answer::Quantity| {
-        names.extend(quantity.value.variables().iter().map(|n| (*n).to_owned()));
-    };
-    let items: &mut dyn Iterator<Item = &Form> = match form {
-        Form::Quantity(quantity) => return add(quantity),
-        Form::Relations(sides, _) | Form::Ratio(sides) => return sides.iter().for_each(add),
-        Form::List(items) | Form::Sequence(_, _, items) | Form::Set(items) | Form::Union(items) => {
-            &mut items.iter()
-        }
-        Form::Matrix(rows) => &mut rows.iter().flatten(),
-    };
-    for item in items {
-        collect_variables(item, names);
-    }
-}
-
 /// An answer as plain words, without LaTeX markup and extra white space.
 fn plain(text: &str) -> String {
-    let mut text = answer::strip(text).replace(['$', '\\'], " ");
+    let mut text = answer::strip(text).to_owned();
+    for delimiter in ["\\(", "\\)", "\\[", "\\]"] {
+        text = text.replace(delimiter, " ");
+    }
+    text = text.replace(['$', '\\'], " ");
     for mark in ["text{", "textbf{", "mathrm{", "mathbf{", "boxed{", "mbox{"] {
         text = text.replace(mark, " {");
     }
@@ -189,7 +204,13 @@ pub struct Math {
 impl Default for Math {
     fn default() -> Self {
         Self {
-            extract: vec![Extract::Boxed, Extract::Hashes, Extract::AnswerTag, Extract::AnswerIs],
+            extract: vec![
+                Extract::Boxed,
+                Extract::Hashes,
+                Extract::AnswerTag,
+                Extract::AnswerIs,
+                Extract::Formula,
+            ],
             tolerance: 0.0,
             truncated: Truncated::Judge,
         }

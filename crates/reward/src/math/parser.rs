@@ -325,7 +325,12 @@ impl<'a> Parser<'a> {
         };
         Some(match power {
             // The exponent −1 denotes the inverse function.
-            Some(Expression::Negate(_)) => return None,
+            Some(Expression::Negate(power)) => match value {
+                Expression::Apply(function, argument) if *power == Expression::integer(1) => {
+                    Expression::Apply(function.inverse()?, argument)
+                }
+                _ => return None,
+            },
             Some(power) => Expression::Power(Box::new(value), Box::new(power)),
             None => value,
         })

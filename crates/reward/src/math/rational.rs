@@ -4,7 +4,7 @@ use num_bigint::{BigInt, BigUint, Sign};
 
 /// Maximum bits of numerator and denominator. The limit bounds the time of the verifier for any numbers in a
 /// completion.
-const MAX_BITS: u64 = 2048;
+pub(super) const MAX_BITS: u64 = 2048;
 
 /// An exact fraction in lowest terms, with a positive denominator. Operations return `None` if the result would be too
 /// large.
@@ -42,6 +42,12 @@ impl Rational {
         let shift = exponent - decimals as i64;
         let ten = BigInt::from(10).pow(shift.unsigned_abs() as u32);
         if shift < 0 { Self::fraction(value, ten) } else { Self::fraction(value * ten, 1.into()) }
+    }
+
+    /// Relative cost of reducing it: zero for small numbers, quadratic in the length of large ones.
+    pub(crate) fn cost(&self) -> usize {
+        let words = self.numerator.bits().min(self.denominator.bits()) / 64;
+        usize::try_from(words * words).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn is_integer(&self) -> bool {

@@ -39,13 +39,21 @@ pub(crate) enum Token {
     FloorEnd,
     Ceiling,
     CeilingEnd,
+    /// A comma, or `and`.
     Comma,
     Semicolon,
+    /// `or`
+    Or,
     Colon,
     Relation(Relation),
     /// `∈`
     In,
     Union,
+    Intersection,
+    /// Difference of sets.
+    Without,
+    /// The set of real numbers.
+    Reals,
     EmptySet,
     Percent,
     Degree,
@@ -116,6 +124,16 @@ impl Function {
             "exp" => Self::Exp,
             _ => return None,
         })
+    }
+
+    /// The function that `\sin^{-1}` denotes.
+    pub(crate) fn inverse(self) -> Option<Self> {
+        match self {
+            Self::Sin => Some(Self::ArcSin),
+            Self::Cos => Some(Self::ArcCos),
+            Self::Tan => Some(Self::ArcTan),
+            _ => None,
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use super::token::{Spaced, Token};
 
 /// Known units. Two answers with different units are different, regardless of their numbers; units are not converted.
 /// Other words (`18 eggs`) are counted nouns and are not compared.
-const UNITS: [(&str, &[&str]); 41] = [
+const UNITS: [(&str, &[&str]); 57] = [
+    (ANY, &["unit"]),
     ("usd", &["dollar", "usd", "buck"]),
     ("cent", &["cent", "¢"]),
     ("eur", &["euro", "eur"]),
@@ -45,24 +46,51 @@ const UNITS: [(&str, &[&str]); 41] = [
     ("fahrenheit", &["fahrenheit"]),
     ("dozen", &["dozen"]),
     ("watt", &["w", "watt"]),
+    ("kw", &["kw", "kilowatt"]),
     ("joule", &["j", "joule"]),
+    ("kj", &["kj", "kilojoule"]),
+    ("newton", &["n", "newton"]),
+    ("pascal", &["pa", "pascal"]),
+    ("kpa", &["kpa", "kilopascal"]),
+    ("volt", &["v", "volt"]),
+    ("ohm", &["ohm"]),
+    ("kelvin", &["k", "kelvin"]),
+    ("hertz", &["hz", "hertz"]),
+    ("khz", &["khz", "kilohertz"]),
+    ("mole", &["mol", "mole"]),
+    ("calorie", &["cal", "calorie"]),
+    ("acre", &["acre"]),
+    ("hectare", &["ha", "hectare"]),
+    ("nm", &["nm", "nanometer", "nanometre"]),
 ];
 
-/// The unit of an answer: the first known one, with its exponent. `square metres` equals `m^2`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unit {
-    name: &'static str,
-    exponent: i64,
-}
+/// The unit that agrees with all others: `5 square units`.
+const ANY: &str = "unit";
+
+/// Abbreviations of quotients of units.
+const QUOTIENTS: [(&str, [(&str, i64); 2]); 2] =
+    [("mph", [("mile", 1), ("h", -1)]), ("kph", [("km", 1), ("h", -1)])];
+
+/// The unit of an answer: the known ones with their exponents, in order. `square metres` equals `m^2`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unit(Vec<(&'static str, i64)>);
 
 impl Unit {
     pub(crate) fn currency(name: &'static str) -> Self {
-        Self { name, exponent: 1 }
+        Self(vec![(name, 1)])
     }
 
     /// The base of a number that is not decimal, as its unit.
     pub(crate) fn base(base: i64) -> Self {
-        Self { name: "base", exponent: base }
+        Self(vec![("base", base)])
+    }
+
+    /// True if the parts that both have are equal: `18 dollars` and `18 dollars per day` do not contradict each other.
+    pub(crate) fn agrees(&self, other: &Self) -> bool {
+        self.0
+            .iter()
+            .zip(&other.0)
+            .all(|((a, a_power), (b, b_power))| a_power == b_power && (a == b || [a, b].contains(&&ANY)))
     }
 }
 
@@ -88,11 +116,6 @@ pub(super) fn scale(word: &str) -> Option<i64> {
         "trillion" => 1_000_000_000_000,
         _ => return None,
     })
-}
-
-/// True if a word denotes a percent sign.
-fn is_percent(word: &str) -> bool {
-    matches!(word.to_lowercase().as_str(), "percent" | "pct" | "percentage")
 }
 
 /// Qualifiers and their synonyms; answers with different qualifiers are different.
@@ -160,7 +183,7 @@ fn qualifier(word: &str) -> Option<&'static str> {
 }
 
 /// The parsed text after a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Tail {
     pub(crate) unit: Option<Unit>,
     pub(crate) percent: bool,
@@ -172,95 +195,96 @@ pub(crate) struct Tail {
 /// a second number is not truncated to the first.
 pub(super) fn tail(tokens: &[Spaced]) -> Option<Tail> {
     let mut tail = Tail::default();
-    let mut exponent = 1;
+    let mut parts = Vec::new();
+    // The exponent of the next unit: from `square`, and its sign from `/` or `per`.
+    let (mut exponent, mut sign) = (1, 1);
     let mut rest = tokens.iter().map(|t| &t.token).peekable();
     while let Some(token) = rest.next() {
-        if let Token::Words(word) = token {
-            if NOT_A_UNIT.contains(&word.to_lowercase().as_str()) {
-                return None;
-            }
-            tail.qualifier = tail.qualifier.or(qualifier(word));
-        }
         let found = match token {
             Token::Percent => {
                 tail.percent = true;
                 None
             }
-            Token::Words(word) if is_percent(word) => {
-                tail.percent = true;
-                None
+            Token::Words(word) => {
+                let lower = word.to_lowercase();
+                if NOT_A_UNIT.contains(&lower.as_str()) {
+                    return None;
+                }
+                tail.qualifier = tail.qualifier.or(qualifier(word));
+                match lower.as_str() {
+                    "percent" | "pct" | "percentage" => tail.percent = true,
+                    "square" | "sq" => exponent = 2,
+                    "cubic" | "cu" => exponent = 3,
+                    "per" => sign = -1,
+                    // The power of the unit, not of the number.
+                    "squared" => set_power(&mut parts, 2)?,
+                    "cubed" => set_power(&mut parts, 3)?,
+                    _ => {}
+                }
+                named(word)
             }
-            Token::Words(word) => match word.to_lowercase().as_str() {
-                "square" | "sq" => {
-                    exponent = 2;
-                    None
-                }
-                "cubic" | "cu" => {
-                    exponent = 3;
-                    None
-                }
-                // The power of the unit, not of the number.
-                power @ ("squared" | "cubed") => {
-                    set_power(&mut tail, if power == "squared" { 2 } else { 3 })?;
-                    None
-                }
-                _ => named(word),
-            },
             Token::Variable(letter) => Some(letter_unit(letter)?),
             Token::Currency(name) => Some(*name),
             Token::Degree => match rest.peek() {
-                Some(Token::Variable(c)) if c == "C" || c == "F" => {
+                Some(Token::Variable(c) | Token::Words(c)) if c == "C" || c == "F" => {
                     let name = if c == "C" { "celsius" } else { "fahrenheit" };
                     rest.next();
                     Some(name)
                 }
                 _ => Some("degree"),
             },
-            Token::Divide => None,
+            Token::Divide => {
+                sign = -1;
+                None
+            }
+            // A product of units.
+            Token::Times if !parts.is_empty() => None,
             Token::Power => {
-                if rest.peek() == Some(&&Token::Group) {
-                    rest.next();
-                    let power = raised(rest.next()?)?;
-                    if rest.next() != Some(&Token::GroupEnd) {
-                        return None;
-                    }
-                    set_power(&mut tail, power)?;
-                } else {
-                    set_power(&mut tail, raised(rest.next()?)?)?;
+                let group = rest.next_if_eq(&&Token::Group).is_some();
+                let minus = rest.next_if_eq(&&Token::Minus).is_some();
+                let power = raised(rest.next()?, minus)?;
+                if group && rest.next() != Some(&Token::GroupEnd) {
+                    return None;
                 }
+                set_power(&mut parts, power)?;
                 None
             }
             _ => return None,
         };
-        if let (Some(name), None) = (found, tail.unit) {
-            tail.unit = Some(Unit { name, exponent });
+        if let Some(name) = found {
+            match QUOTIENTS.iter().find(|(short, _)| *short == name) {
+                Some((_, quotient)) => parts.extend(quotient),
+                None => parts.push((name, sign * exponent)),
+            }
+            (exponent, sign) = (1, 1);
         }
     }
+    tail.unit = (!parts.is_empty()).then_some(Unit(parts));
     Some(tail)
 }
 
 /// The exponent of a unit.
-fn raised(token: &Token) -> Option<i64> {
+fn raised(token: &Token, minus: bool) -> Option<i64> {
+    let sign = if minus { -1 } else { 1 };
     match token {
-        Token::Number(value, true) => value.to_i64().filter(|v| matches!(v, 2 | 3)),
+        Token::Number(value, true) => {
+            value.to_i64().map(|v| sign * v).filter(|v| matches!(v, -3..=-1 | 2 | 3))
+        }
         _ => None,
     }
 }
 
-/// Sets the exponent of the preceding unit; exponents of later units are not compared. `None` without a unit: `18^2` is
-/// not 18.
-fn set_power(tail: &mut Tail, power: i64) -> Option<()> {
-    let unit = tail.unit.as_mut()?;
-    if unit.exponent == 1 {
-        unit.exponent = power;
-    }
+/// Sets the exponent of the last unit. `None` without a unit: `18^2` is not 18.
+fn set_power(parts: &mut [(&'static str, i64)], power: i64) -> Option<()> {
+    let (_, exponent) = parts.last_mut()?;
+    *exponent *= power;
     Some(())
 }
 
 /// The unit that a letter abbreviates.
 fn letter_unit(letter: &str) -> Option<&'static str> {
     match letter {
-        "m" | "g" | "s" | "h" | "l" | "L" | "W" | "J" => named(letter),
+        "m" | "g" | "s" | "h" | "l" | "L" | "W" | "J" | "N" => named(letter),
         _ => None,
     }
 }

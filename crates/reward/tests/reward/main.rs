@@ -2,6 +2,7 @@
 
 mod answers;
 mod functions;
+mod pairs;
 mod robustness;
 mod scorer;
 mod word_problems;

@@ -116,6 +116,14 @@ fn long_completions_are_searched_in_linear_time() {
         "{",
         "\\",
         "answer is\n",
+        "\\boxed{1} and ",
+        "\\boxed{\\boxed{1} and ",
+        "$",
+        "$1$ ",
+        "\\(",
+        "\\)",
+        "<think>",
+        "</think>",
     ] {
         let text = part.repeat(2_000_000 / part.len());
         for place in [
@@ -124,6 +132,7 @@ fn long_completions_are_searched_in_linear_time() {
             Extract::Boxed,
             Extract::AnswerTag,
             Extract::AnswerIs,
+            Extract::Formula,
             Extract::LastNumber,
         ] {
             if let Some(found) = place.find(&text) {

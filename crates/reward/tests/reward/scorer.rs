@@ -321,7 +321,7 @@ fn settings_round_trip_with_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","max_dropped":0.5,"timeout_seconds":60.0}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is","formula"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","max_dropped":0.5,"timeout_seconds":60.0}"#
     );
 }
 

@@ -52,7 +52,7 @@ fn task(answer: &str) -> Task {
     }
 }
 
-fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
+pub(crate) fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
     let task = task(answer);
     reward
         .judge(&Completion {
@@ -251,8 +251,13 @@ fn verdicts_depend_on_the_marked_answer() {
     for (text, solved, parsed) in [
         ("18 is wrong.\n#### 17", false, true),
         ("#### 17\nNo: 18.\n#### 18", true, true),
-        ("\\boxed{17} or \\boxed{18}", true, true),
-        ("\\boxed{18} or \\boxed{17}", false, true),
+        ("\\boxed{17}. No: \\boxed{18}", true, true),
+        ("\\boxed{18}. No: \\boxed{17}", false, true),
+        ("\\boxed{17} or \\boxed{18}", false, false),
+        ("<think>\\boxed{18}</think> It is \\boxed{17}", false, true),
+        ("<think>\\boxed{17}</think> It is \\boxed{18}", true, true),
+        ("<think>It is \\boxed{18}, or not", false, false),
+        ("<think>It is \\boxed{18}</think>", false, false),
         ("\\boxed{17, 18}", false, false),
         ("#### 17 or 18", false, false),
         ("The answer is plain to see: there are 18 of them", true, true),
