@@ -92,6 +92,9 @@ pub(crate) enum Command {
     /// Run one process of a node. Started by `rloom node`.
     #[command(hide = true)]
     Guard(Guard),
+    /// Prepare and watch an untrusted program. Started by a run.
+    #[command(hide = true)]
+    Sandbox,
 }
 
 #[derive(Debug, Args)]

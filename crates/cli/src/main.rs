@@ -53,5 +53,6 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Node(arguments) => commands::node::run(arguments),
         Command::Guard(arguments) => commands::node::guard(&arguments),
+        Command::Sandbox => commands::sandbox::run(),
     }
 }

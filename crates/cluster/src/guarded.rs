@@ -18,7 +18,8 @@ use crate::guard;
 use crate::lines::{self, Line, Lines};
 use crate::log_file::LogFile;
 use crate::message::{GuardCommand, GuardEvent, NodeEvent};
-use crate::spec::{ProcessSpec, Program};
+use rloom_core::Program;
+use crate::spec::ProcessSpec;
 use crate::tail::Tail;
 
 /// Time by which a guard's lease is longer than that of the daemon, which ends its processes itself if it can.

@@ -58,4 +58,5 @@ pub use offer::{NodeOffer, Reach, gpus, hostname};
 pub use process::Process;
 pub use relay::Relay;
 pub use settings::{ClusterSettings, InvalidKey, Launcher, PlacementStrategy};
-pub use spec::{ProcessSpec, Program};
+pub use rloom_core::Program;
+pub use spec::ProcessSpec;

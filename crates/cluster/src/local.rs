@@ -10,7 +10,7 @@ use rloom_wire::{Connection, Identity, Listener, Options, TOKEN_VARIABLE, Token,
 use crate::daemon::ROLE;
 use crate::error::ClusterError;
 use crate::exit::Exit;
-use crate::spec::Program;
+use rloom_core::Program;
 use crate::tail::Tail;
 
 /// Interval at which a starting or ending daemon is looked at.
