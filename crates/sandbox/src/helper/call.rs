@@ -54,7 +54,11 @@ pub(crate) fn call(program: &Program, tier: Tier, execution: &Execution) -> Resu
 
 fn reason_of(stderr: &str, otherwise: &str) -> String {
     let text = stderr.trim();
-    if text.is_empty() { otherwise.to_owned() } else { text.strip_prefix("error: ").unwrap_or(text).to_owned() }
+    if text.is_empty() {
+        otherwise.to_owned()
+    } else {
+        text.strip_prefix("error: ").unwrap_or(text).to_owned()
+    }
 }
 
 #[derive(Debug)]
@@ -89,7 +93,8 @@ impl Helper {
             match self.socket.read(&mut buffer) {
                 Ok(0) => return Ok(reply),
                 Ok(count) => reply.extend_from_slice(&buffer[..count]),
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
 use super::{DEVICES, During, Failure, Place, SYSTEM, identity, syscalls};
@@ -27,7 +27,8 @@ pub(super) fn apply(place: &Place, readable: &[PathBuf]) -> Result<(), Failure> 
 /// Restricts signals of this process to itself and those that it starts. False if the kernel cannot.
 pub(super) fn scope_signals() -> Result<bool, Failure> {
     let step = "scope signals with Landlock";
-    let ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort).scope(Scope::Signal).during(step)?;
+    let ruleset =
+        Ruleset::default().set_compatibility(CompatLevel::BestEffort).scope(Scope::Signal).during(step)?;
     let status = ruleset.create().during(step)?.restrict_self().during(step)?;
     Ok(status.ruleset == RulesetStatus::FullyEnforced)
 }
@@ -78,7 +79,9 @@ fn allow(rules: RulesetCreated, path: &Path, right: Right) -> Result<RulesetCrea
     let Ok(opened) = PathFd::new(path) else { return Ok(rules) };
     let mut access = match right {
         Right::Read => AccessFs::from_read(NEWEST),
-        Right::Write => AccessFs::from_all(NEWEST) & !AccessFs::MakeSock & !AccessFs::MakeChar & !AccessFs::MakeBlock,
+        Right::Write => {
+            AccessFs::from_all(NEWEST) & !AccessFs::MakeSock & !AccessFs::MakeChar & !AccessFs::MakeBlock
+        }
         Right::Device => AccessFs::ReadFile | AccessFs::WriteFile,
     };
     if !path.is_dir() {

@@ -34,17 +34,21 @@ pub(super) fn enter(program: &Program) -> Result<(), Failure> {
     let mut arguments = vec!["rloom".to_owned()];
     arguments.extend(program.arguments.iter().cloned());
     arguments.push(COMMAND.to_owned());
+    let open = spawn::open_descriptors().during("list open files")?;
     let child = spawn::spawn(&spawn::Spawn {
         path: path.as_ref(),
         arguments: &arguments,
         environment: &[format!("{STAGE}={INIT}")],
         descriptors: &[],
+        open: &open,
     });
     let child = child.during("start a process in the namespaces")?;
     match waitpid(child, None) {
         Ok(WaitStatus::Exited(_, 0)) => Ok(()),
         // It has told its reason.
-        Ok(WaitStatus::Exited(_, code)) => Err(Failure::Step(format!("its process ended with exit code {code}"))),
+        Ok(WaitStatus::Exited(_, code)) => {
+            Err(Failure::Step(format!("its process ended with exit code {code}")))
+        }
         Ok(status) => Err(Failure::Step(format!("its process was killed: {status:?}"))),
         Err(error) => Err(Failure::Step(format!("its process was lost: {error}"))),
     }

@@ -47,7 +47,12 @@ pub(super) fn enter(execution: &Execution) -> Result<Place, Failure> {
         fs::create_dir_all(&folder).during("make folders")?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).during("make folders")?;
     }
-    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")] {
+    for (link, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
         std::os::unix::fs::symlink(target, root.join("dev").join(link)).during("make links")?;
     }
     fs::create_dir(root.join("proc")).during("make folders")?;
@@ -113,7 +118,8 @@ fn bind(path: &Path, target: &Path, flags: MsFlags) -> nix::Result<()> {
 
 /// Forbids to write through a bind mount. Flags of the mount that it repeats cannot be removed.
 fn make_read_only(source: &Path, target: &Path) -> nix::Result<()> {
-    let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let mut flags =
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     if statvfs(source)?.flags().contains(FsFlags::ST_NOEXEC) {
         flags |= MsFlags::MS_NOEXEC;
     }
@@ -123,7 +129,8 @@ fn make_read_only(source: &Path, target: &Path) -> nix::Result<()> {
 /// Mount points below a folder.
 fn mounts_below(folder: &Path) -> BTreeSet<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(|point| PathBuf::from(unescape(point)));
+    let points =
+        text.lines().filter_map(|line| line.split(' ').nth(4)).map(|point| PathBuf::from(unescape(point)));
     points.filter(|point| point.starts_with(folder) && point != folder).collect()
 }
 

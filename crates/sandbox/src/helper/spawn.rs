@@ -18,6 +18,8 @@ pub(super) struct Spawn<'a> {
     pub(super) environment: &'a [String],
     /// Its file descriptors from 0 on. Without them it has 0 to 2 of this process.
     pub(super) descriptors: &'a [RawFd],
+    /// Open files of this process ([`open_descriptors`]), which it does not inherit. Later ones must close on exec.
+    pub(super) open: &'a [RawFd],
 }
 
 pub(super) fn spawn(spawn: &Spawn<'_>) -> io::Result<Pid> {
@@ -26,22 +28,22 @@ pub(super) fn spawn(spawn: &Spawn<'_>) -> io::Result<Pid> {
     for (number, descriptor) in spawn.descriptors.iter().enumerate() {
         actions.add_dup2(*descriptor, number as RawFd)?;
     }
-    for open in open_descriptors()? {
-        if open >= kept as RawFd {
-            actions.add_close(open)?;
-        }
+    for open in spawn.open.iter().filter(|open| **open >= kept as RawFd) {
+        actions.add_close(*open)?;
     }
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
     attributes.set_sigmask(&SigSet::empty())?;
     attributes.set_flags(PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK)?;
-    let strings = |texts: &[String]| texts.iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>();
+    let strings = |texts: &[String]| {
+        texts.iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>()
+    };
     let (arguments, environment) = (strings(spawn.arguments)?, strings(spawn.environment)?);
     Ok(posix_spawn(spawn.path, &actions, &attributes, &arguments, &environment)?)
 }
 
 /// Numbers of the open files of this process, and of the folder that lists them.
-fn open_descriptors() -> io::Result<Vec<RawFd>> {
+pub(super) fn open_descriptors() -> io::Result<Vec<RawFd>> {
     let entries = std::fs::read_dir("/proc/self/fd")?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }

@@ -22,8 +22,10 @@ use crate::{Ending, Execution, InputFile, Limits, Outcome, Tier};
 
 /// Interval of measurements, where they cost little.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Part of the time that measurements may take.
+/// Interval of measurements in times of their own duration, up to [`LONGEST_INTERVAL`].
 const SHARE: u32 = 20;
+/// Longest interval of measurements.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(200);
 /// Wait for the rest of the output after the end of all processes.
 const REST: Duration = Duration::from_secs(1);
 
@@ -31,24 +33,36 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) fn run(execution: &Execution, place: &Place, caller: &UnixStream) -> Result<Outcome, Failure> {
     let started = Instant::now();
     let mut watch = Watch::start(execution, place)?;
-    let ending = watch.until_end(caller, started)?;
+    let ending = watch.until_end(caller, started);
     let wall = started.elapsed();
+    // Also without a caller: what the program started would go on.
     if !processes::kill_all(place) {
         return Err(Failure::Step("processes of the program cannot be killed".to_owned()));
     }
     watch.drain_rest();
     let cpu = processor_time();
-    let ending = match ending {
+    let ending = match ending? {
         // The signal at the limit, or the one that follows if the program ignores the first.
         Ending::Signaled(signal) if signal == Signal::SIGXCPU as i32 => Ending::CpuLimit,
-        Ending::Signaled(signal) if signal == Signal::SIGKILL as i32 && cpu >= execution.limits.cpu => Ending::CpuLimit,
+        Ending::Signaled(signal) if signal == Signal::SIGKILL as i32 && cpu >= execution.limits.cpu => {
+            Ending::CpuLimit
+        }
         _ if watch.stdout.is_over || watch.stderr.is_over || watch.report.is_over => Ending::OutputLimit,
         ending => ending,
     };
-    let outputs = execution.outputs.iter().filter_map(|name| read_output(&place.folder, name, &execution.limits));
+    let outputs =
+        execution.outputs.iter().filter_map(|name| read_output(&place.folder, name, &execution.limits));
     let outputs = outputs.collect();
     let Watch { stdout, stderr, report, .. } = watch;
-    Ok(Outcome { ending, stdout: stdout.bytes, stderr: stderr.bytes, report: report.bytes, outputs, wall, cpu })
+    Ok(Outcome {
+        ending,
+        stdout: stdout.bytes,
+        stderr: stderr.bytes,
+        report: report.bytes,
+        outputs,
+        wall,
+        cpu,
+    })
 }
 
 /// A running program.
@@ -77,12 +91,14 @@ impl<'a> Watch<'a> {
         if execution.reports {
             descriptors.push(for_report.as_raw_fd());
         }
-        limits::apply(&execution.limits, place)?;
+        let open = spawn::open_descriptors().during("list open files")?;
+        limits::apply(&execution.limits, place, &open)?;
         let spawn = spawn::Spawn {
             path: &path,
             arguments: &execution.command,
             environment: &environment,
             descriptors: &descriptors,
+            open: &open,
         };
         // Restrictions belong to a thread, and to the processes that it starts.
         let confined = || -> Result<Pid, Failure> {
@@ -172,7 +188,7 @@ impl<'a> Watch<'a> {
         let begun = Instant::now();
         let exceeded = exceeded(&self.execution.limits, self.place);
         let now = Instant::now();
-        self.next_measure = now + INTERVAL.max((now - begun) * SHARE);
+        self.next_measure = now + ((now - begun) * SHARE).clamp(INTERVAL, LONGEST_INTERVAL);
         exceeded
     }
 
@@ -240,8 +256,10 @@ fn environment(execution: &Execution, place: &Place, search: &[PathBuf]) -> Vec<
 fn read_output(folder: &Path, name: &str, limits: &Limits) -> Option<InputFile> {
     // A link would be followed with the rights of this process.
     let flags = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder.join(name)).ok()?;
-    let metadata = file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.len() <= limits.disk)?;
+    let file =
+        std::fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder.join(name)).ok()?;
+    let metadata =
+        file.metadata().ok().filter(|metadata| metadata.is_file() && metadata.len() <= limits.disk)?;
     let mut content = Vec::new();
     file.take(metadata.len()).read_to_end(&mut content).ok()?;
     Some(InputFile { name: name.to_owned(), content, is_executable: true })

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use nix::libc;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
 };
 
 use super::{During, Failure};
@@ -52,6 +53,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_linkat,
     libc::SYS_lseek,
     libc::SYS_mkdirat,
+    libc::SYS_mknodat,
     libc::SYS_newfstatat,
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -186,6 +188,7 @@ const LEGACY: &[libc::c_long] = &[
     libc::SYS_link,
     libc::SYS_lstat,
     libc::SYS_mkdir,
+    libc::SYS_mknod,
     libc::SYS_open,
     libc::SYS_pause,
     libc::SYS_pipe,
@@ -251,7 +254,11 @@ fn filter(shares_user: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch)?.try_into()
 }
 
-fn condition(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+fn condition(
+    argument: u8,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
 }
 

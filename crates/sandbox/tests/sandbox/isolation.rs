@@ -25,62 +25,183 @@ def check(result):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 def call(intel, arm, *arguments):
-    return check(libc.syscall(intel if INTEL else arm, *arguments))
+    whole = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return check(libc.syscall(ctypes.c_long(intel if INTEL else arm), *whole))
 "#;
 
 const ATTEMPTS: &[Attempt] = &[
     Attempt { name: "read accounts", code: "open('/etc/passwd').read()", works_unprotected: true },
     Attempt { name: "list the home of root", code: "os.listdir('/root')", works_unprotected: false },
     Attempt { name: "read the host's name", code: "open('/etc/hostname').read()", works_unprotected: true },
-    Attempt { name: "list the temporary files of others", code: "assert 'SECRET' in os.listdir('/tmp')", works_unprotected: true },
-    Attempt { name: "read a file of the user", code: "open('/tmp/SECRET/file').read()", works_unprotected: true },
-    Attempt { name: "change the mode of a file of the user", code: "os.chmod('/tmp/SECRET/file', 0o600)", works_unprotected: true },
-    Attempt { name: "truncate a file of the user", code: "os.truncate('/tmp/SECRET/file', 6)", works_unprotected: true },
-    Attempt { name: "change the times of a file of the user", code: "os.utime('/tmp/SECRET/file', (1, 1))", works_unprotected: true },
+    Attempt {
+        name: "list the temporary files of others",
+        code: "assert 'SECRET' in os.listdir('/tmp')",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "read a file of the user",
+        code: "open('/tmp/SECRET/file').read()",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "change the mode of a file of the user",
+        code: "os.chmod('/tmp/SECRET/file', 0o600)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "truncate a file of the user",
+        code: "os.truncate('/tmp/SECRET/file', 6)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "change the times of a file of the user",
+        code: "os.utime('/tmp/SECRET/file', (1, 1))",
+        works_unprotected: true,
+    },
     Attempt { name: "write to the system", code: "open('/usr/rloom-probe', 'w')", works_unprotected: false },
-    Attempt { name: "memory of the parent", code: "open(f'/proc/{os.getppid()}/mem', 'rb').read(0)", works_unprotected: true },
-    Attempt { name: "environment of the parent", code: "assert b'SECRET' in open(f'/proc/{os.getppid()}/environ', 'rb').read()", works_unprotected: false },
-    Attempt { name: "trace the parent", code: "call(101, 117, 16, os.getppid(), 0, 0)", works_unprotected: false },
-    Attempt { name: "read memory of the parent", code: "call(310, 270, os.getppid(), None, 0, None, 0, 0)", works_unprotected: true },
+    Attempt {
+        name: "memory of the parent",
+        code: "open(f'/proc/{os.getppid()}/mem', 'rb').read(0)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "environment of the parent",
+        code: "assert b'SECRET' in open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "trace the parent",
+        code: "call(101, 117, 16, os.getppid(), 0, 0)",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "read memory of the parent",
+        code: "call(310, 270, os.getppid(), None, 0, None, 0, 0)",
+        works_unprotected: true,
+    },
     Attempt { name: "signal the caller", code: "os.kill(CALLER, 0)", works_unprotected: true },
-    Attempt { name: "limit the caller", code: "import resource; resource.prlimit(CALLER, resource.RLIMIT_CORE)", works_unprotected: true },
-    Attempt { name: "schedule the caller", code: "os.sched_setaffinity(CALLER, os.sched_getaffinity(0))", works_unprotected: true },
-    Attempt { name: "priority of the caller", code: "os.setpriority(os.PRIO_PROCESS, CALLER, os.getpriority(os.PRIO_PROCESS, 0))", works_unprotected: true },
-    Attempt { name: "connect to the loopback", code: "socket.create_connection(('127.0.0.1', PORT), 5)", works_unprotected: true },
+    Attempt {
+        name: "limit the caller",
+        code: "import resource; resource.prlimit(CALLER, resource.RLIMIT_CORE)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "schedule the caller",
+        code: "os.sched_setaffinity(CALLER, os.sched_getaffinity(0))",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "priority of the caller",
+        code: "os.setpriority(os.PRIO_PROCESS, CALLER, os.getpriority(os.PRIO_PROCESS, 0))",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "connect to the loopback",
+        code: "socket.create_connection(('127.0.0.1', PORT), 5)",
+        works_unprotected: true,
+    },
     Attempt { name: "listen", code: "socket.create_server(('127.0.0.1', 0))", works_unprotected: true },
-    Attempt { name: "ask a name server", code: "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))", works_unprotected: true },
-    Attempt { name: "abstract Unix socket", code: "socket.socket(socket.AF_UNIX).connect('\\0rloom-probe-' + str(CALLER))", works_unprotected: true },
-    Attempt { name: "Unix socket in a folder", code: "socket.socket(socket.AF_UNIX).connect('/tmp/SECRET/socket')", works_unprotected: true },
-    Attempt { name: "raw network", code: "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)", works_unprotected: true },
+    Attempt {
+        name: "ask a name server",
+        code: "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "abstract Unix socket",
+        code: "socket.socket(socket.AF_UNIX).connect('\\0rloom-probe-' + str(CALLER))",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "Unix socket in a folder",
+        code: "socket.socket(socket.AF_UNIX).connect('/tmp/SECRET/socket')",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "raw network",
+        code: "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
+        works_unprotected: true,
+    },
     Attempt { name: "nested user namespace", code: "call(272, 97, 0x10000000)", works_unprotected: false },
     Attempt { name: "mount namespace", code: "call(272, 97, 0x20000)", works_unprotected: false },
-    Attempt { name: "clone into a user namespace", code: "pid = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0); pid or os._exit(0)", works_unprotected: false },
+    Attempt {
+        name: "clone into a user namespace",
+        code: "pid = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0); pid or os._exit(0)",
+        works_unprotected: false,
+    },
     Attempt { name: "clone3", code: "call(435, 435, 0, 0)", works_unprotected: false },
-    Attempt { name: "mount", code: "check(libc.mount(b'none', b'.', b'tmpfs', 0, None))", works_unprotected: false },
+    Attempt {
+        name: "mount",
+        code: "check(libc.mount(b'none', b'.', b'tmpfs', 0, None))",
+        works_unprotected: false,
+    },
     Attempt { name: "unmount", code: "check(libc.umount2(b'/proc', 2))", works_unprotected: false },
     Attempt { name: "new root", code: "os.chroot('.')", works_unprotected: false },
-    Attempt { name: "key ring", code: "call(250, 219, 0, ctypes.c_int(-3), 0)", works_unprotected: true },
-    Attempt { name: "add a key", code: "call(248, 217, b'user', b'rloom', b'x', 1, ctypes.c_int(-1))", works_unprotected: true },
-    Attempt { name: "io_uring", code: "call(425, 425, 1, ctypes.create_string_buffer(120))", works_unprotected: false },
+    Attempt { name: "key ring", code: "call(250, 219, 0, -3, 0)", works_unprotected: true },
+    Attempt {
+        name: "add a key",
+        code: "call(248, 217, b'user', b'rloom', b'x', 1, -1)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "io_uring",
+        code: "call(425, 425, 1, ctypes.create_string_buffer(120))",
+        works_unprotected: false,
+    },
     Attempt { name: "bpf", code: "call(321, 280, 0, 0, 0)", works_unprotected: false },
-    Attempt { name: "perf", code: "call(298, 241, ctypes.create_string_buffer(128), 0, -1, -1, 0)", works_unprotected: false },
+    Attempt {
+        name: "perf",
+        code: "call(298, 241, ctypes.create_string_buffer(128), 0, -1, -1, 0)",
+        works_unprotected: false,
+    },
     Attempt { name: "userfaultfd", code: "call(323, 282, 1)", works_unprotected: false },
     Attempt { name: "handle of a file", code: "call(304, 265, 0, 0, 0)", works_unprotected: false },
     Attempt { name: "memory without a file system", code: "os.memfd_create('x')", works_unprotected: true },
-    Attempt { name: "shared memory of System V", code: "call(29, 194, 0, 4096, 0o1600)", works_unprotected: true },
-    Attempt { name: "message queue", code: "call(240, 180, b'rloom-probe', 0o102, 0o600, 0)", works_unprotected: false },
+    Attempt {
+        name: "shared memory of System V",
+        code: "call(29, 194, 0, 4096, 0o1600)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "message queue",
+        code: "call(240, 180, b'rloom-probe', 0o102, 0o600, 0)",
+        works_unprotected: false,
+    },
     Attempt { name: "watch files", code: "call(294, 26, 0)", works_unprotected: true },
     Attempt { name: "personality", code: "call(135, 92, 0)", works_unprotected: true },
     Attempt { name: "become root", code: "os.setuid(0)", works_unprotected: false },
-    Attempt { name: "raise the limit of open files", code: "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (65, 65))", works_unprotected: false },
-    Attempt { name: "device", code: "os.mknod('device', 0o060600, os.makedev(254, 0))", works_unprotected: false },
+    Attempt {
+        name: "raise the limit of open files",
+        code: "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (65, 65))",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "device",
+        code: "os.mknod('device', 0o060600, os.makedev(254, 0))",
+        works_unprotected: false,
+    },
     Attempt { name: "disk", code: "open('/dev/vda', 'rb')", works_unprotected: false },
     Attempt { name: "terminal", code: "open('/dev/tty')", works_unprotected: false },
     Attempt { name: "kernel log", code: "call(103, 116, 10, 0, 0)", works_unprotected: false },
-    Attempt { name: "other file system than its own", code: "open('/rloom-probe/../../../../../etc/passwd')", works_unprotected: false },
-    Attempt { name: "through the file system of process 1", code: "open('/proc/1/root/etc/passwd')", works_unprotected: false },
-    Attempt { name: "through the working folder of the parent", code: "open(f'/proc/{os.getppid()}/cwd/etc/passwd')", works_unprotected: false },
-    Attempt { name: "through a link", code: "os.symlink('/etc/passwd', 'link'); open('link').read()", works_unprotected: true },
+    Attempt {
+        name: "other file system than its own",
+        code: "open('/rloom-probe/../../../../../etc/passwd')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "through the file system of process 1",
+        code: "open('/proc/1/root/etc/passwd')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "through the working folder of the parent",
+        code: "open(f'/proc/{os.getppid()}/cwd/etc/passwd')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "through a link",
+        code: "os.symlink('/etc/passwd', 'link'); open('link').read()",
+        works_unprotected: true,
+    },
 ];
 
 const FRAME: &str = r#"
@@ -110,7 +231,12 @@ fn attempts_that_work_without_protection_fail_in_every_tier() {
         let text_of = format!("PORT = {port}\nCALLER = {caller}\nATTEMPT = {code:?}\n");
         let execution = script(&format!("{PREAMBLE}{text_of}{FRAME}")).unwrap();
         if attempt.works_unprotected {
-            assert_eq!(stdout(&unprotected, &execution), "ALLOWED\n", "{}: the attempt is broken", attempt.name);
+            assert_eq!(
+                stdout(&unprotected, &execution),
+                "ALLOWED\n",
+                "{}: the attempt is broken",
+                attempt.name
+            );
         }
         in_each_tier(|sandbox| {
             let said = stdout(sandbox, &execution);

@@ -52,7 +52,10 @@ fn a_report_is_apart_from_the_output() {
         let mut execution = shell("echo output; echo report >&3");
         execution.reports = true;
         let outcome = sandbox.run(&execution).unwrap();
-        assert_eq!((text(&outcome.stdout), text(&outcome.report)), ("output\n".to_owned(), "report\n".to_owned()));
+        assert_eq!(
+            (text(&outcome.stdout), text(&outcome.report)),
+            ("output\n".to_owned(), "report\n".to_owned())
+        );
         execution.reports = false;
         let outcome = sandbox.run(&execution).unwrap();
         assert_eq!((outcome.ending, text(&outcome.report)), (Ending::Exited(2), String::new()));

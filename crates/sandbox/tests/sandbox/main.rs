@@ -25,7 +25,9 @@ fn sandboxes() -> &'static [Sandbox] {
         let choices = [Choice::Namespaces, Choice::Landlock];
         let found: Vec<Sandbox> = choices
             .into_iter()
-            .filter_map(|choice| Sandbox::detect(helper(), choice).map_err(|error| eprintln!("left out: {error}")).ok())
+            .filter_map(|choice| {
+                Sandbox::detect(helper(), choice).map_err(|error| eprintln!("left out: {error}")).ok()
+            })
             .collect();
         assert!(!found.is_empty(), "the machine has no sandbox");
         found
@@ -42,7 +44,9 @@ fn in_each_tier(check: impl Fn(&Sandbox)) {
 
 /// Path of Python, if the machine has it.
 fn python() -> Option<&'static str> {
-    let found = ["/usr/bin/python3", "/usr/local/bin/python3"].into_iter().find(|path| std::path::Path::new(path).exists());
+    let found = ["/usr/bin/python3", "/usr/local/bin/python3"]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists());
     if found.is_none() {
         eprintln!("left out: no python3 below /usr");
     }
@@ -71,6 +75,12 @@ fn text(bytes: &[u8]) -> String {
 /// Output of a program that ends well.
 fn stdout(sandbox: &Sandbox, execution: &Execution) -> String {
     let outcome = sandbox.run(execution).unwrap();
-    assert!(outcome.ending.is_success(), "{:?}: {}{}", outcome.ending, text(&outcome.stdout), text(&outcome.stderr));
+    assert!(
+        outcome.ending.is_success(),
+        "{:?}: {}{}",
+        outcome.ending,
+        text(&outcome.stdout),
+        text(&outcome.stderr)
+    );
     text(&outcome.stdout)
 }

@@ -93,13 +93,16 @@ fn pages_that_processes_share_count_once() {
 fn files_are_limited_in_size_and_number() {
     let big = script("f = open('big', 'wb')\nfor _ in range(4096): f.write(b'x' * (1 << 16))");
     let Some(big) = big else { return };
-    let parts = script("for i in range(64):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))").unwrap();
+    let parts =
+        script("for i in range(64):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))").unwrap();
     let many = script("for i in range(1000000): open(f'f{i}', 'w').close()").unwrap();
     let hidden =
         "import os\nos.mkdir('d')\nos.chdir('d')\nfor i in range(1000000): open(f'f{i}', 'w').close()";
     let hidden = script(hidden).unwrap();
     in_each_tier(|sandbox| {
-        for (what, execution) in [("one file", &big), ("bytes", &parts), ("number", &many), ("in a folder", &hidden)] {
+        for (what, execution) in
+            [("one file", &big), ("bytes", &parts), ("number", &many), ("in a folder", &hidden)]
+        {
             let outcome = sandbox.run(execution).unwrap();
             let is_refused = outcome.ending == Ending::Exited(1) && text(&outcome.stderr).contains("OSError");
             assert!(is_refused || outcome.ending == Ending::DiskLimit, "{what}: {outcome:?}");
@@ -137,7 +140,9 @@ fn nothing_outlives_the_program() {
 fn time_is_limited_whatever_the_program_ignores() {
     let mark = mark();
     in_each_tier(|sandbox| {
-        for script in [format!("sleep {mark}"), format!("trap '' TERM INT HUP XCPU; while true; do sleep {mark}; done")] {
+        for script in
+            [format!("sleep {mark}"), format!("trap '' TERM INT HUP XCPU; while true; do sleep {mark}; done")]
+        {
             let mut execution = shell(&script);
             execution.limits.wall = Duration::from_millis(300);
             let outcome = sandbox.run(&execution).unwrap();
@@ -182,7 +187,9 @@ fn wait_until(condition: impl Fn() -> bool) {
 #[test]
 #[ignore = "run by a test"]
 fn sleeps() {
-    let (Ok(tier), Ok(mark)) = (std::env::var("RLOOM_TEST_TIER"), std::env::var("RLOOM_TEST_MARK")) else { return };
+    let (Ok(tier), Ok(mark)) = (std::env::var("RLOOM_TEST_TIER"), std::env::var("RLOOM_TEST_MARK")) else {
+        return;
+    };
     let sandbox = sandboxes().iter().find(|sandbox| sandbox.tier().name() == tier).unwrap();
     let mut execution = shell(&format!("sleep {mark}"));
     execution.limits.wall = Duration::from_mins(10);
