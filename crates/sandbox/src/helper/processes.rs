@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -43,14 +44,21 @@ pub(super) fn usage() -> Usage {
 
 /// Memory of the program where shared pages count once. Slower than [`usage`].
 pub(super) fn exact_memory() -> u64 {
-    descendants().iter().map(|process| proportional(process.pid).unwrap_or(process.memory)).sum()
+    descendants().iter().map(proportional).sum()
 }
 
-fn proportional(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let bytes = |key: &str| field(&text, key).map(|kibibytes| kibibytes * 1024);
-    // Without the pages of files, which the system can drop.
-    Some(bytes("Pss_Anon:")? + bytes("Pss_Shmem:")?)
+fn proportional(process: &Process) -> u64 {
+    match fs::read_to_string(format!("/proc/{}/smaps_rollup", process.pid)) {
+        Ok(text) => {
+            // Without the pages of files, which the system can drop.
+            let kibibytes = ["Pss_Anon:", "Pss_Shmem:"].map(|key| field(&text, key).unwrap_or(0));
+            kibibytes.iter().sum::<u64>() * 1024
+        }
+        // A program can forbid to look.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => process.memory,
+        // It has ended.
+        Err(_) => 0,
+    }
 }
 
 /// Number of processes and threads of this user on the machine.
@@ -145,7 +153,7 @@ mod tests {
         let own = read(std::process::id() as i32).unwrap();
         assert_eq!((own.parent, own.user), (getppid().as_raw(), geteuid().as_raw()));
         assert!(own.threads >= 2 && own.memory > 1 << 16, "{own:?}");
-        assert!(proportional(own.pid).unwrap() > 1 << 16);
+        assert!(proportional(&own) > 1 << 16);
         assert!(of_user() >= own.threads);
     }
 }

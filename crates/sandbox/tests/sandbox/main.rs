@@ -9,6 +9,7 @@ mod programs;
 mod resources;
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rloom_core::Program;
 use rloom_sandbox::{Choice, Ending, Execution, InputFile, Limits, Sandbox};
@@ -53,8 +54,11 @@ fn python() -> Option<&'static str> {
     found
 }
 
+/// A program with time enough on a busy machine.
 fn command(words: &[&str]) -> Execution {
-    Execution { command: words.iter().map(|word| (*word).to_owned()).collect(), ..Execution::default() }
+    let limits = Limits { cpu: Duration::from_secs(30), wall: Duration::from_mins(1), ..Limits::default() };
+    let command = words.iter().map(|word| (*word).to_owned()).collect();
+    Execution { command, limits, ..Execution::default() }
 }
 
 fn shell(script: &str) -> Execution {

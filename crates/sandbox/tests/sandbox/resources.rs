@@ -1,6 +1,6 @@
 //! Programs that take what they can: processes, memory, disk, time.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::*;
 
@@ -26,7 +26,7 @@ count = 0
 try:
     while count < 3000:
         if os.fork() == 0:
-            time.sleep(30)
+            time.sleep(300)
             os._exit(0)
         count += 1
 except OSError:
@@ -44,7 +44,7 @@ print(count, flush=True)
                 assert!((30..=64).contains(&count), "{count} processes");
             }
         }
-        assert!(outcome.wall < Duration::from_secs(10), "children were waited for");
+        assert!(outcome.wall < Duration::from_secs(30), "children were waited for");
     });
 }
 
@@ -68,7 +68,7 @@ fn a_chain_of_processes_is_stopped() {
 fn memory_is_limited_for_each_process_and_for_all_together() {
     let Some(one) = script("bytearray(3 << 30)") else { return };
     // 30 processes with 60 MiB each; the memory is written to, so that it exists.
-    let many = "import os, time\nfor _ in range(29):\n  if os.fork() == 0: break\ndata = b'x' * (60 << 20)\ntime.sleep(30)";
+    let many = "import os, time\nfor _ in range(29):\n  if os.fork() == 0: break\ndata = b'x' * (60 << 20)\ntime.sleep(300)";
     // Without a process that has mapped it for long.
     let shared = "import mmap\nm = mmap.mmap(-1, 3 << 30)\nfor i in range(0, 3 << 30, 4096): m[i] = 1";
     let many = script(many).unwrap();
@@ -91,10 +91,10 @@ fn pages_that_processes_share_count_once() {
 
 #[test]
 fn files_are_limited_in_size_and_number() {
-    let big = script("f = open('big', 'wb')\nfor _ in range(4096): f.write(b'x' * (1 << 16))");
+    let big = script("f = open('big', 'wb')\nfor _ in range(1024): f.write(b'x' * (1 << 16))");
     let Some(big) = big else { return };
     let parts =
-        script("for i in range(64):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (8 << 20))").unwrap();
+        script("for i in range(64):\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (1 << 20))").unwrap();
     let many = script("for i in range(1000000): open(f'f{i}', 'w').close()").unwrap();
     let hidden =
         "import os\nos.mkdir('d')\nos.chdir('d')\nfor i in range(1000000): open(f'f{i}', 'w').close()";
@@ -103,7 +103,9 @@ fn files_are_limited_in_size_and_number() {
         for (what, execution) in
             [("one file", &big), ("bytes", &parts), ("number", &many), ("in a folder", &hidden)]
         {
-            let outcome = sandbox.run(execution).unwrap();
+            let mut execution = execution.clone();
+            (execution.limits.files, execution.limits.disk) = (200, 4 << 20);
+            let outcome = sandbox.run(&execution).unwrap();
             let is_refused = outcome.ending == Ending::Exited(1) && text(&outcome.stderr).contains("OSError");
             assert!(is_refused || outcome.ending == Ending::DiskLimit, "{what}: {outcome:?}");
         }
@@ -131,7 +133,7 @@ fn nothing_outlives_the_program() {
         let daemon = format!("(setsid sleep {mark} >/dev/null 2>&1 &) ; sleep {mark} & exit 0");
         let outcome = sandbox.run(&shell(&daemon)).unwrap();
         assert_eq!(outcome.ending, Ending::Exited(0));
-        assert!(outcome.wall < Duration::from_secs(5), "{:?}", outcome.wall);
+        assert!(outcome.wall < Duration::from_secs(30), "{:?}", outcome.wall);
         assert_eq!(alive(&mark), 0, "{}", sandbox.tier());
     });
 }
@@ -151,6 +153,7 @@ fn time_is_limited_whatever_the_program_ignores() {
         }
         let mut execution = shell("trap '' XCPU; while :; do :; done");
         execution.limits.cpu = Duration::from_secs(1);
+        execution.limits.wall = Duration::from_mins(2);
         let outcome = sandbox.run(&execution).unwrap();
         assert_eq!(outcome.ending, Ending::CpuLimit);
         assert!(outcome.cpu >= Duration::from_secs(1), "{:?}", outcome.cpu);
