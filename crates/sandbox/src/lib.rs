@@ -13,6 +13,7 @@
 //! Both use Landlock, a list of permitted system calls (seccomp) and resource limits. A hidden command of the binary
 //! prepares the process: it calls [`run_helper`].
 
+pub mod code;
 mod error;
 mod execution;
 mod limits;

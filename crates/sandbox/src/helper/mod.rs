@@ -50,6 +50,7 @@ const SYSTEM: &[&str] = &[
     "/libx32",
     "/etc/alternatives",
     "/etc/ld.so.cache",
+    "/etc/ssl/openssl.cnf",
 ];
 /// Devices that keep and tell nothing.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
