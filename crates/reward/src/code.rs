@@ -174,6 +174,10 @@ impl Reward for CodeReward {
         self.judge_of_machine().map(|_| ())
     }
 
+    fn sandbox(&self) -> Option<&'static str> {
+        Some(self.judge_of_machine().ok()?.sandbox().tier().name())
+    }
+
     fn is_verifier(&self) -> bool {
         true
     }

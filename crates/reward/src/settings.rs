@@ -279,9 +279,10 @@ impl RewardSettings {
         })
     }
 
-    /// True if a component calls a function.
-    pub fn calls_functions(&self) -> bool {
-        self.components.iter().any(|component| component.kind.is_function())
+    /// True if a component has to be checked on the machine before a run: it calls a function or runs programs.
+    pub fn needs_machine(&self) -> bool {
+        let needs = |kind: &Kind| kind.is_function() || matches!(kind, Kind::Code(_));
+        self.components.iter().any(|component| needs(&component.kind))
     }
 
     /// True if there is an outcome verifier.
