@@ -92,9 +92,6 @@ pub(crate) enum Command {
     /// Run one process of a node. Started by `rloom node`.
     #[command(hide = true)]
     Guard(Guard),
-    /// Prepare and watch an untrusted program. Started by a run.
-    #[command(hide = true)]
-    Sandbox,
 }
 
 #[derive(Debug, Args)]

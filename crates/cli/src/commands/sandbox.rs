@@ -1,10 +1,16 @@
 //! `rloom sandbox`: the process between a run and an untrusted program.
 
+use std::io::Write as _;
+use std::process::ExitCode;
+
 use rloom_core::Program;
 
-use crate::failure::Failure;
-
-pub(crate) fn run() -> Result<(), Failure> {
-    let failed = |error| Failure::failed_text(format_args!("{error}"));
-    rloom_sandbox::run_helper(&Program::current()).map_err(failed)
+pub(crate) fn run() -> ExitCode {
+    match rloom_sandbox::run_helper(&Program::current()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "{error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -34,22 +34,23 @@ pub(crate) fn call(program: &Program, tier: Tier, execution: &Execution) -> Resu
     let request = rmp_serde::to_vec(&request).map_err(|e| SandboxError::Failed { reason: e.to_string() })?;
     let mut helper = Helper::start(program, tier).map_err(failed)?;
     let timeout = execution.limits.wall + GRACE;
-    let answer = helper.exchange(&request, timeout);
-    let stderr = helper.end();
-    drop(folder);
-    let bytes = answer.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => SandboxError::TimedOut { timeout },
-        _ => SandboxError::Failed { reason: reason_of(&stderr, &error.to_string()) },
-    })?;
-    match rmp_serde::from_slice(&bytes) {
-        Ok(Reply::Ended(outcome)) => Ok(outcome),
-        Ok(Reply::NotStarted(reason)) => Err(SandboxError::NotStarted {
-            program: execution.command.first().cloned().unwrap_or_default(),
-            reason,
-        }),
-        Ok(Reply::Failed(reason)) => Err(SandboxError::Failed { reason }),
-        Err(_) => Err(SandboxError::Failed { reason: reason_of(&stderr, "its process ended") }),
+    let reply = helper.exchange(&request, timeout).map(|bytes| rmp_serde::from_slice(&bytes));
+    if let Ok(Ok(Reply::Ended(outcome))) = reply {
+        // All processes of the program have ended; the kernel takes a while to clean up after the helper.
+        let _ = std::thread::Builder::new().name("sandbox".to_owned()).spawn(move || helper.end());
+        return Ok(outcome);
     }
+    let stderr = helper.end();
+    Err(match reply {
+        Ok(Ok(Reply::NotStarted(reason))) => {
+            let program = execution.command.first().cloned().unwrap_or_default();
+            SandboxError::NotStarted { program, reason }
+        }
+        Ok(Ok(Reply::Failed(reason))) => SandboxError::Failed { reason },
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => SandboxError::TimedOut { timeout },
+        Err(error) => SandboxError::Failed { reason: reason_of(&stderr, &error.to_string()) },
+        Ok(_) => SandboxError::Failed { reason: reason_of(&stderr, "its process ended") },
+    })
 }
 
 fn reason_of(stderr: &str, otherwise: &str) -> String {
