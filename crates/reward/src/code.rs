@@ -115,7 +115,7 @@ pub(crate) struct CodeReward {
 impl CodeReward {
     fn judge_of_machine(&self) -> Result<&CodeJudge, JudgeError> {
         let found = self.judge.get_or_init(|| {
-            let sandbox = Sandbox::detect(Program::current(), self.settings.sandbox)?;
+            let sandbox = Sandbox::detect(&Program::current(), self.settings.sandbox)?;
             Ok(CodeJudge::new(sandbox, self.settings.limits(), self.settings.readable.clone()))
         });
         found.as_ref().map_err(|error| JudgeError::Sandbox(Box::new(error.clone())))

@@ -18,7 +18,7 @@ pub struct Sandbox {
 impl Sandbox {
     /// Finds the best tier of the machine that the choice permits, by running a program in it. `program` is the binary
     /// with the hidden command.
-    pub fn detect(program: Program, choice: Choice) -> Result<Self, SandboxError> {
+    pub fn detect(program: &Program, choice: Choice) -> Result<Self, SandboxError> {
         let mut unavailable = Vec::new();
         for tier in choice.tiers() {
             let sandbox = Self { program: program.clone(), tier: *tier, unavailable: unavailable.clone() };

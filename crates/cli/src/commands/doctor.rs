@@ -158,7 +158,7 @@ fn writable() -> Finding {
 
 /// Protection from untrusted programs, which the reward `code` runs.
 fn sandbox() -> Finding {
-    match Sandbox::detect(Program::current(), Choice::Auto) {
+    match Sandbox::detect(&Program::current(), Choice::Auto) {
         Ok(sandbox) => {
             let without: Vec<String> =
                 sandbox.unavailable().iter().map(|tier| format!("; without {tier}")).collect();

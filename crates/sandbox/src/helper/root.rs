@@ -140,15 +140,12 @@ fn unescape(path: &str) -> String {
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let code = part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok());
-        match code {
-            Some(code) => {
-                plain.push(char::from(code));
-                plain += &part[3..];
-            }
-            None => {
-                plain.push('\\');
-                plain += part;
-            }
+        if let Some(code) = code {
+            plain.push(char::from(code));
+            plain += &part[3..];
+        } else {
+            plain.push('\\');
+            plain += part;
         }
     }
     plain

@@ -148,10 +148,10 @@ impl<'a> Watch<'a> {
             if let Some(ending) = self.reap() {
                 return Ok(ending);
             }
-            if Instant::now() >= self.next_measure {
-                if let Some(ending) = self.measure() {
-                    return Ok(ending);
-                }
+            if Instant::now() >= self.next_measure
+                && let Some(ending) = self.measure()
+            {
+                return Ok(ending);
             }
         }
     }

@@ -225,7 +225,7 @@ fn attempts_that_work_without_protection_fail_in_every_tier() {
     let abstract_name = format!("rloom-probe-{caller}");
     let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
     let _abstract = UnixListener::bind_addr(&address).unwrap();
-    let unprotected = Sandbox::detect(helper(), Choice::None).unwrap();
+    let unprotected = Sandbox::detect(&helper(), Choice::None).unwrap();
     let program = |attempts: &[&Attempt]| {
         let list: Vec<String> = attempts
             .iter()

@@ -82,7 +82,7 @@ fn failures_of_the_machine_are_errors() {
         assert!(matches!(&error, SandboxError::Failed { .. }) && error.is_retryable(), "{error}");
     });
     let no_helper = Program { path: "/bin/false".into(), arguments: Vec::new() };
-    let error = Sandbox::detect(no_helper, Choice::Auto).unwrap_err();
+    let error = Sandbox::detect(&no_helper, Choice::Auto).unwrap_err();
     assert!(matches!(&error, SandboxError::Unavailable { reasons } if reasons.len() == 2), "{error}");
 }
 

@@ -20,7 +20,7 @@ fn mark() -> String {
 
 #[test]
 fn a_fork_bomb_is_stopped() {
-    let bomb = r#"
+    let bomb = r"
 import os, time
 count = 0
 try:
@@ -32,7 +32,7 @@ try:
 except OSError:
     pass
 print(count, flush=True)
-"#;
+";
     let Some(execution) = script(bomb) else { return };
     in_each_tier(|sandbox| {
         let outcome = sandbox.run(&execution).unwrap();
