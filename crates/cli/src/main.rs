@@ -23,6 +23,10 @@ use failure::Failure;
 use output::Output;
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|command| command == rloom_sandbox::COMMAND) {
+        // Runs twice for each program, so it does not wait for the parser.
+        return commands::sandbox::run();
+    }
     let cli = Cli::parse();
     let output = Output::new(&cli.global);
     match run(cli.command, output) {

@@ -16,7 +16,8 @@ use crate::offer;
 use crate::ports::Ports;
 use crate::relay::{Dialer, Outcome, connect_near};
 use crate::small_file::Reads;
-use crate::spec::{ProcessSpec, Program};
+use crate::spec::ProcessSpec;
+use rloom_core::Program;
 
 /// Role of a daemon in its handshake.
 pub(crate) const ROLE: &str = "node";

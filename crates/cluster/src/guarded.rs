@@ -18,8 +18,9 @@ use crate::guard;
 use crate::lines::{self, Line, Lines};
 use crate::log_file::LogFile;
 use crate::message::{GuardCommand, GuardEvent, NodeEvent};
-use crate::spec::{ProcessSpec, Program};
+use crate::spec::ProcessSpec;
 use crate::tail::Tail;
+use rloom_core::Program;
 
 /// Time by which a guard's lease is longer than that of the daemon, which ends its processes itself if it can.
 const LEASE_BEYOND: Duration = Duration::from_secs(2);

@@ -57,5 +57,6 @@ pub use node::{Node, RunningProcess};
 pub use offer::{NodeOffer, Reach, gpus, hostname};
 pub use process::Process;
 pub use relay::Relay;
+pub use rloom_core::Program;
 pub use settings::{ClusterSettings, InvalidKey, Launcher, PlacementStrategy};
-pub use spec::{ProcessSpec, Program};
+pub use spec::ProcessSpec;

@@ -10,8 +10,8 @@ use rloom_wire::{Connection, Identity, Listener, Options, TOKEN_VARIABLE, Token,
 use crate::daemon::ROLE;
 use crate::error::ClusterError;
 use crate::exit::Exit;
-use crate::spec::Program;
 use crate::tail::Tail;
+use rloom_core::Program;
 
 /// Interval at which a starting or ending daemon is looked at.
 const INTERVAL: Duration = Duration::from_millis(20);

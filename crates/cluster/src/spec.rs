@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,33 +23,4 @@ pub struct ProcessSpec {
     /// File that its output is appended to, as far as it can be written. Beyond 64 MiB it is renamed to end in `.1`.
     #[serde(default)]
     pub log: Option<PathBuf>,
-}
-
-/// The command line by which this binary starts itself as a daemon or a guard.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
-    /// The binary.
-    pub path: PathBuf,
-    /// Arguments before the command.
-    pub arguments: Vec<String>,
-}
-
-impl Program {
-    /// The running binary.
-    pub fn current() -> Self {
-        // Still this binary after the file was replaced by a newer build.
-        let path = if cfg!(target_os = "linux") {
-            PathBuf::from("/proc/self/exe")
-        } else {
-            std::env::current_exe().unwrap_or_else(|_| PathBuf::from("rloom"))
-        };
-        Self { path, arguments: Vec::new() }
-    }
-
-    pub(crate) fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(&self.path);
-        command.args(&self.arguments).arg(name);
-        std::os::unix::process::CommandExt::arg0(&mut command, "rloom");
-        command
-    }
 }

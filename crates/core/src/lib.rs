@@ -10,6 +10,7 @@ mod episode;
 mod error_text;
 pub mod glossary;
 pub mod metric;
+mod program;
 mod random;
 mod schedule;
 mod setting;
@@ -18,6 +19,7 @@ mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use error_text::{ErrorText, hints};
+pub use program::Program;
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
 pub use setting::{SettingError, SettingProblem, ValueRange};

@@ -6,7 +6,7 @@ use rloom_hub::Hub;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::generator::{Arithmetic, Countdown, Generator, Guess, Sorting};
+use crate::generator::{Arithmetic, Countdown, Generator, Guess, Programs, Sorting};
 use crate::messages::{unusable, wrong_type};
 use crate::record::ANSWER_NAMES;
 use crate::rows::Rows;
@@ -72,6 +72,7 @@ impl Dataset {
             Source::Arithmetic(s) => Generator::Arithmetic(Arithmetic::new(s, split, seed)?),
             Source::Countdown(s) => Generator::Countdown(Countdown::new(s, split, seed)?),
             Source::Guess(s) => Generator::Guess(Guess::new(s, split, seed)?),
+            Source::Programs(s) => Generator::Programs(Programs::new(s, split, seed)?),
             Source::Sorting(s) => Generator::Sorting(Sorting::new(s, split, seed)?),
         };
         Self::new(Tasks::Generated(Box::new((generator, format.clone()))), split)
@@ -112,7 +113,9 @@ impl Dataset {
                     answer: task.answer,
                     demonstration: Some(task.demonstration),
                     domain: generator.name().to_owned(),
-                    extra: Arc::default(),
+                    extra: Arc::new(
+                        task.tests.map(|tests| ("tests".to_owned(), tests)).into_iter().collect(),
+                    ),
                 })
             }
         }

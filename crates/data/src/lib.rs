@@ -30,7 +30,7 @@ pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
-    SortingSettings, Style, Wording,
+    ProgramsSettings, SortingSettings, Style, Wording,
 };
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};

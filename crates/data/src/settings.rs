@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     ArithmeticSettings, CountdownSettings, DataError, DataPath, DigitOrder, Digits, FileSettings,
-    GuessSettings, HeldOut, Operation, Paths, PromptFormat, SortingSettings, Split, Style, Wording,
+    GuessSettings, HeldOut, Operation, Paths, ProgramsSettings, PromptFormat, SortingSettings, Split, Style,
+    Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -40,6 +41,8 @@ pub enum Source {
     Countdown(CountdownSettings),
     /// Number guessing, over several turns.
     Guess(GuessSettings),
+    /// Tiny programs with tests.
+    Programs(ProgramsSettings),
     /// Lists to sort.
     Sorting(SortingSettings),
 }
@@ -52,6 +55,7 @@ impl Source {
             Self::Arithmetic(_) => "arithmetic",
             Self::Countdown(_) => "countdown",
             Self::Guess(_) => "guess",
+            Self::Programs(_) => "programs",
             Self::Sorting(_) => "sorting",
         }
     }
@@ -80,6 +84,7 @@ impl DataSettings {
             Source::Arithmetic(s) => s.validate(),
             Source::Countdown(s) => s.validate(),
             Source::Guess(s) => s.validate(),
+            Source::Programs(s) => s.validate(),
             Source::Sorting(s) => s.validate(),
         }
     }
@@ -125,6 +130,7 @@ impl DataSettings {
             Source::Arithmetic(s) => s.alphabet(),
             Source::Countdown(s) => s.alphabet(),
             Source::Guess(s) => s.alphabet(),
+            Source::Programs(s) => s.alphabet(),
             Source::Sorting(s) => s.alphabet(),
         };
         let texts = [&self.prompt_format.system, &self.prompt_format.template];
@@ -179,6 +185,7 @@ struct Keys {
     wording: Option<Wording>,
     min_length: Option<u32>,
     max_length: Option<u32>,
+    careless_share: Option<f64>,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -187,6 +194,7 @@ enum GeneratorName {
     Arithmetic,
     Countdown,
     Guess,
+    Programs,
     Sorting,
 }
 
@@ -218,13 +226,14 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
         }
         (None, false) => {
             return Err(E::custom(
-                "the data needs a `generator` (arithmetic, countdown, guess, sorting) or a `path`",
+                "the data needs a `generator` (arithmetic, countdown, guess, programs, sorting) or a `path`",
             ));
         }
         (None, true) => Source::Files(from_own_keys(given, "files")?),
         (Some(GeneratorName::Arithmetic), _) => Source::Arithmetic(from_own_keys(given, "arithmetic")?),
         (Some(GeneratorName::Countdown), _) => Source::Countdown(from_own_keys(given, "countdown")?),
         (Some(GeneratorName::Guess), _) => Source::Guess(from_own_keys(given, "guess")?),
+        (Some(GeneratorName::Programs), _) => Source::Programs(from_own_keys(given, "programs")?),
         (Some(GeneratorName::Sorting), _) => Source::Sorting(from_own_keys(given, "sorting")?),
     };
     Ok(DataSettings { source, prompt_format })
@@ -243,6 +252,7 @@ impl Serialize for DataSettings {
             Source::Arithmetic(s) => serde_json::to_value(s),
             Source::Countdown(s) => serde_json::to_value(s),
             Source::Guess(s) => serde_json::to_value(s),
+            Source::Programs(s) => serde_json::to_value(s),
             Source::Sorting(s) => serde_json::to_value(s),
         };
         let prompt_format = serde_json::to_value(&self.prompt_format);
@@ -297,5 +307,6 @@ enum GeneratorTable {
     Arithmetic(ArithmeticSettings),
     Countdown(CountdownSettings),
     Guess(GuessSettings),
+    Programs(ProgramsSettings),
     Sorting(SortingSettings),
 }

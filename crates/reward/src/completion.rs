@@ -99,6 +99,11 @@ pub trait Reward: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Name of the sandbox's tier in which it runs programs, if it does.
+    fn sandbox(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Numbers that it reported since the last call, averaged by name.
     fn take_metrics(&self) -> BTreeMap<String, f64> {
         BTreeMap::new()

@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use rloom_core::{SampleKey, SettingError};
 use rloom_function::FunctionError;
+use rloom_sandbox::SandboxError;
+use rloom_sandbox::code::CaseError;
 
 /// A failure of a component to judge a completion.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
@@ -33,6 +35,49 @@ pub enum JudgeError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Function(Box<FunctionError>),
+    /// A row without tests.
+    #[error("task {task} has no tests: its row has no field `{field}`")]
+    #[diagnostic(help("name the field with the tests in `tests` of the `code` reward"))]
+    NoTests {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// The field.
+        field: String,
+    },
+    /// Tests that cannot be read.
+    #[error("field `{field}` of task {task}: {source}")]
+    #[diagnostic(help(
+        "a test case is a table with `stdout` (and `stdin`), with `call`, `arguments` and `expected`, with `assertion`, or \
+         with `pytest`"
+    ))]
+    Tests {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// The field.
+        field: String,
+        /// The defect.
+        source: CaseError,
+    },
+    /// A row with an unknown language.
+    #[error("the language {name} of task {task} is unknown")]
+    #[diagnostic(help("use `python`, `bash`, `javascript`, `c`, `cpp` or `sql`"))]
+    Language {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// The language.
+        name: String,
+    },
+    /// Tests in Python of programs in another language.
+    #[error("task {task} has tests that only programs in Python can have")]
+    #[diagnostic(help("test programs in other languages by `stdin` and `stdout`"))]
+    PythonTests {
+        /// Index of the task in its dataset.
+        task: u64,
+    },
+    /// A sandbox that failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Sandbox(Box<SandboxError>),
 }
 
 impl From<FunctionError> for JudgeError {
@@ -75,6 +120,12 @@ pub enum ComponentError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Setting(#[from] SettingError),
+    /// A folder whose path depends on the working directory.
+    #[error("`readable`: {folder} is not an absolute path")]
+    RelativeFolder {
+        /// The folder.
+        folder: String,
+    },
     /// A pattern without text between its stars.
     #[error("`pattern`: {pattern:?} matches every completion")]
     MatchesEverything {

@@ -7,6 +7,7 @@
 //! A component that fails or returns a value that is not finite is an error that names component and sample. By default
 //! it ends the run; with `on_error = "drop"` it is counted, and the completion has no reward.
 
+mod code;
 mod completion;
 mod countdown;
 mod environment;
@@ -23,6 +24,7 @@ mod scorer;
 mod settings;
 mod verifier;
 
+pub use code::{Code, Score};
 pub use completion::{Completion, Reward, Verdict};
 pub use countdown::Countdown;
 pub use environment::EnvironmentReward;

@@ -170,6 +170,13 @@ impl Scorer {
         Ok(())
     }
 
+    /// Components that run programs, with the tier of their sandbox.
+    pub fn sandboxes(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.components
+            .iter()
+            .filter_map(|component| Some((component.name.as_str(), component.reward.sandbox()?)))
+    }
+
     /// Numbers that the components reported since the last call, averaged by name.
     pub fn take_metrics(&self) -> BTreeMap<String, f64> {
         self.components.iter().flat_map(|component| component.reward.take_metrics()).collect()

@@ -1,7 +1,10 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rloom_core::ValueRange;
 use rloom_function::{CommandFunction, FunctionError, HttpFunction, PythonFunction};
+use rloom_sandbox::Choice;
+use rloom_sandbox::code::Language;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Error as _, SerializeMap};
@@ -10,8 +13,8 @@ use serde_json::{Map, Value};
 
 use crate::function::FunctionSettings;
 use crate::{
-    ComponentError, Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric, Random,
-    Reward, RewardError, Truncated,
+    Code, ComponentError, Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric,
+    Random, Reward, RewardError, Score, Truncated,
 };
 
 /// Reaction to the failure of a component.
@@ -94,6 +97,8 @@ pub enum Kind {
     Length(Length),
     /// A random value.
     Random(Random),
+    /// Test cases of programs.
+    Code(Code),
     /// A Python function.
     Python(PythonFunction),
     /// A program.
@@ -114,6 +119,7 @@ impl Kind {
             Self::Format(_) => "format",
             Self::Length(_) => "length",
             Self::Random(_) => "random",
+            Self::Code(_) => "code",
             Self::Python(_) => "python",
             Self::Command(_) => "command",
             Self::Http(_) => "http",
@@ -122,12 +128,16 @@ impl Kind {
 
     /// True if it is a verifier.
     pub fn is_verifier(&self) -> bool {
-        self.form().is_ok_and(Reward::is_verifier) || self.solved_at().is_some()
+        match self.form() {
+            Form::Reward(reward) => reward.is_verifier(),
+            Form::Code(_) => true,
+            Form::Function(function) => function.solved_at().is_some(),
+        }
     }
 
     /// True if a function outside of this program computes it.
     pub fn is_function(&self) -> bool {
-        self.form().is_err()
+        matches!(self.form(), Form::Function(_))
     }
 
     /// Number of processes that compute it; `None` if this program, the caller's process or a server does.
@@ -141,17 +151,14 @@ impl Kind {
 
     /// True if it reads the reference answer of every task.
     fn reads_answer(&self) -> bool {
-        self.form().is_ok_and(Reward::reads_answer)
-    }
-
-    fn solved_at(&self) -> Option<f64> {
-        self.form().err().and_then(FunctionSettings::solved_at)
+        matches!(self.form(), Form::Reward(reward) if reward.reads_answer())
     }
 
     fn validate(&self) -> Result<(), ComponentError> {
         match self.form() {
-            Ok(reward) => reward.validate(),
-            Err(function) => {
+            Form::Reward(reward) => reward.validate(),
+            Form::Code(code) => code.validate(),
+            Form::Function(function) => {
                 if let Some(least) = function.solved_at() {
                     ValueRange::between(f64::MIN, f64::MAX).check("solved_at", least)?;
                 }
@@ -160,21 +167,21 @@ impl Kind {
         }
     }
 
-    /// The reward itself, or the settings of a function.
-    fn form(&self) -> Result<&dyn Reward, FunctionSettings<'_>> {
-        Ok(match self {
-            Self::Exact(r) => r,
-            Self::Numeric(r) => r,
-            Self::Math(r) => r,
-            Self::Countdown(r) => r,
-            Self::Environment(r) => r,
-            Self::Format(r) => r,
-            Self::Length(r) => r,
-            Self::Random(r) => r,
-            Self::Python(settings) => return Err(FunctionSettings::Python(settings)),
-            Self::Command(settings) => return Err(FunctionSettings::Command(settings)),
-            Self::Http(settings) => return Err(FunctionSettings::Http(settings)),
-        })
+    fn form(&self) -> Form<'_> {
+        match self {
+            Self::Exact(r) => Form::Reward(r),
+            Self::Numeric(r) => Form::Reward(r),
+            Self::Math(r) => Form::Reward(r),
+            Self::Countdown(r) => Form::Reward(r),
+            Self::Environment(r) => Form::Reward(r),
+            Self::Format(r) => Form::Reward(r),
+            Self::Length(r) => Form::Reward(r),
+            Self::Random(r) => Form::Reward(r),
+            Self::Code(settings) => Form::Code(settings),
+            Self::Python(settings) => Form::Function(FunctionSettings::Python(settings)),
+            Self::Command(settings) => Form::Function(FunctionSettings::Command(settings)),
+            Self::Http(settings) => Form::Function(FunctionSettings::Http(settings)),
+        }
     }
 
     /// Creates the reward. `timeout` limits one judgement of a function.
@@ -188,11 +195,22 @@ impl Kind {
             Self::Format(r) => Box::new(r),
             Self::Length(r) => Box::new(r),
             Self::Random(r) => Box::new(r),
+            Self::Code(settings) => Box::new(settings.reward(timeout)),
             Self::Python(settings) => Box::new(FunctionSettings::Python(&settings).reward(timeout)?),
             Self::Command(settings) => Box::new(FunctionSettings::Command(&settings).reward(timeout)?),
             Self::Http(settings) => Box::new(FunctionSettings::Http(&settings).reward(timeout)?),
         })
     }
+}
+
+/// What a kind is made of.
+enum Form<'k> {
+    /// The reward itself.
+    Reward(&'k dyn Reward),
+    /// Settings of a reward that runs programs.
+    Code(&'k Code),
+    /// Settings of a function.
+    Function(FunctionSettings<'k>),
 }
 
 impl From<Kind> for ComponentSettings {
@@ -271,9 +289,10 @@ impl RewardSettings {
         })
     }
 
-    /// True if a component calls a function.
-    pub fn calls_functions(&self) -> bool {
-        self.components.iter().any(|component| component.kind.form().is_err())
+    /// True if a component has to be checked on the machine before a run: it calls a function or runs programs.
+    pub fn needs_machine(&self) -> bool {
+        let needs = |kind: &Kind| kind.is_function() || matches!(kind, Kind::Code(_));
+        self.components.iter().any(|component| needs(&component.kind))
     }
 
     /// True if there is an outcome verifier.
@@ -318,6 +337,13 @@ struct Keys {
     max_tokens: Option<usize>,
     fade: Option<usize>,
     probability: Option<f64>,
+    language: Option<Language>,
+    tests: Option<String>,
+    score: Option<Score>,
+    fenced: Option<bool>,
+    sandbox: Option<Choice>,
+    readable: Option<Vec<PathBuf>>,
+    case_seconds: Option<f64>,
     function: Option<String>,
     command: Option<Vec<String>>,
     url: Option<String>,
@@ -340,6 +366,7 @@ enum KindName {
     Format,
     Length,
     Random,
+    Code,
     Python,
     Command,
     Http,
@@ -365,6 +392,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
         KindName::Format => Kind::Format(from_own_keys(given, "format")?),
         KindName::Length => Kind::Length(from_own_keys(given, "length")?),
         KindName::Random => Kind::Random(from_own_keys(given, "random")?),
+        KindName::Code => Kind::Code(from_own_keys(given, "code")?),
         KindName::Python => Kind::Python(from_own_keys(given, "python")?),
         KindName::Command => Kind::Command(from_own_keys(given, "command")?),
         KindName::Http => Kind::Http(from_own_keys(given, "http")?),
@@ -393,6 +421,7 @@ impl Serialize for ComponentSettings {
             Kind::Format(r) => serde_json::to_value(r),
             Kind::Length(r) => serde_json::to_value(r),
             Kind::Random(r) => serde_json::to_value(r),
+            Kind::Code(r) => serde_json::to_value(r),
             Kind::Python(r) => serde_json::to_value(r),
             Kind::Command(r) => serde_json::to_value(r),
             Kind::Http(r) => serde_json::to_value(r),
@@ -445,6 +474,7 @@ enum KindTable {
     Format(Format),
     Length(Length),
     Random(Random),
+    Code(Code),
     Python(PythonFunction),
     Command(CommandFunction),
     Http(HttpFunction),

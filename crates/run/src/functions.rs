@@ -14,7 +14,14 @@ use crate::assembly::FunctionHosts;
 
 /// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate, on the machines of `hosts` or
 /// on this one.
-pub(crate) fn check(config: &Config, first: usize, hosts: Option<&FunctionHosts>) -> Result<(), RunError> {
+///
+/// Returns the rewards that run programs, each with the tier of its sandbox.
+pub(crate) fn check(
+    config: &Config,
+    first: usize,
+    hosts: Option<&FunctionHosts>,
+) -> Result<Vec<(String, &'static str)>, RunError> {
+    let mut sandboxes = Vec::new();
     let mut rewards: Vec<&RewardSettings> = Vec::new();
     let mut environments: Vec<&EnvironmentSettings> = Vec::new();
     for (index, stage) in config.stages.iter().enumerate().skip(first) {
@@ -25,7 +32,7 @@ pub(crate) fn check(config: &Config, first: usize, hosts: Option<&FunctionHosts>
             let host_of = |role: &str| hosts?.of(index, &format!("{prefix}{role}"));
             if let Some(reward) = reward.filter(|reward| !rewards.contains(reward)) {
                 rewards.push(reward);
-                check_reward(reward, &host_of)?;
+                sandboxes.extend(check_reward(reward, &host_of)?);
             }
             if !environments.contains(&environment) {
                 environments.push(environment);
@@ -37,7 +44,7 @@ pub(crate) fn check(config: &Config, first: usize, hosts: Option<&FunctionHosts>
         let functions = MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?;
         functions.check(&stage.algorithm)?;
     }
-    Ok(())
+    Ok(sandboxes)
 }
 
 /// Loads the functions of an evaluation outside of a run.
@@ -73,11 +80,12 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
 fn check_reward(
     reward: &RewardSettings,
     host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
-) -> Result<(), RunError> {
-    if reward.calls_functions() {
-        let scorer = Scorer::new(reward, 0, 0)?;
-        scorer.place(&|component| host_of(&format!("reward {component}")));
-        scorer.prepare()?;
+) -> Result<Vec<(String, &'static str)>, RunError> {
+    if !reward.needs_machine() {
+        return Ok(Vec::new());
     }
-    Ok(())
+    let scorer = Scorer::new(reward, 0, 0)?;
+    scorer.place(&|component| host_of(&format!("reward {component}")));
+    scorer.prepare()?;
+    Ok(scorer.sandboxes().map(|(name, tier)| (name.to_owned(), tier)).collect())
 }

@@ -89,7 +89,9 @@ pub(crate) fn measure_prompts(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<KeptRows, RunError> {
-    functions::check(config, first, inputs.functions.as_ref())?;
+    for (reward, tier) in functions::check(config, first, inputs.functions.as_ref())? {
+        events.emit(Event::Sandbox { reward, tier: tier.to_owned() });
+    }
     let started = Instant::now();
     let kept = inputs.prompt_check().run(config, first, &mut |progress| {
         match progress {

@@ -251,6 +251,13 @@ pub enum Event {
         /// GPUs.
         gpus: usize,
     },
+    /// A reward that runs programs has found a sandbox.
+    Sandbox {
+        /// Name of the reward.
+        reward: String,
+        /// The tier in force: `namespaces`, `landlock` or `none`.
+        tier: String,
+    },
     /// The prompts of a stage or of the evaluation were measured.
     Prompts(PromptSummary),
     /// A stage started or resumed.

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
+use rloom_core::Program;
 use rloom_hub::HubOptions;
 use rloom_ops::{Ctx, Isa};
+use rloom_sandbox::{Choice, Sandbox};
 use serde::Serialize;
 
 use crate::arguments::Doctor;
@@ -88,6 +90,7 @@ fn findings() -> Vec<Finding> {
         disk(),
         writable(),
     ];
+    findings.push(sandbox());
     findings.extend(hub());
     findings.extend(self_check::run());
     findings
@@ -149,6 +152,22 @@ fn writable() -> Finding {
             "runs",
             format!("{directory} cannot be written: {error}"),
             "choose another folder with `--set run.directory=…`",
+        ),
+    }
+}
+
+/// Protection from untrusted programs, which the reward `code` runs.
+fn sandbox() -> Finding {
+    match Sandbox::detect(&Program::current(), Choice::Auto) {
+        Ok(sandbox) => {
+            let without: Vec<String> =
+                sandbox.unavailable().iter().map(|tier| format!("; without {tier}")).collect();
+            Finding::ok("sandbox", format!("{}{}", sandbox.tier(), without.concat()))
+        }
+        Err(error) => Finding::warning(
+            "sandbox",
+            error.to_string(),
+            "only the reward `code` needs one: allow user namespaces, or use Linux 5.13 or later with Landlock",
         ),
     }
 }

@@ -86,6 +86,7 @@ impl EventText {
                 };
                 vec![format!("node {node}: {hostname} at {address}, {devices}")]
             }
+            Event::Sandbox { reward, tier } => vec![format!("reward {reward}: sandbox `{tier}`")],
             Event::Progress { phase: Phase::Prompts, done, total, .. } if self.steps => {
                 let tenths = done * 10 / (*total).max(1);
                 if tenths == self.measured {

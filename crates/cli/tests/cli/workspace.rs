@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "text",
     "data",
     "function",
+    "sandbox",
     "env",
     "reward",
     "engine",

@@ -24,7 +24,7 @@ pub use program::run as become_program;
 use crate::exit::Exit;
 use crate::lines::{self, Line, Lines};
 use crate::message::{GuardCommand, GuardEvent};
-use crate::spec::Program;
+use rloom_core::Program;
 
 /// Name of the command that runs a guard.
 pub(crate) const COMMAND: &str = "guard";

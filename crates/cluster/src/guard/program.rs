@@ -7,7 +7,8 @@ use std::os::unix::process::{CommandExt, parent_id};
 use std::process::{Child, Command, Stdio};
 
 use crate::guard::{COMMAND, children};
-use crate::spec::{ProcessSpec, Program};
+use crate::spec::ProcessSpec;
+use rloom_core::Program;
 
 /// Exit code of a child that could not become the program.
 const NOT_STARTED: i32 = 127;

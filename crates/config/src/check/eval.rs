@@ -37,6 +37,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         Source::Arithmetic(s) => s.eval_size,
         Source::Countdown(s) => s.eval_size,
         Source::Guess(s) => s.eval_size,
+        Source::Programs(s) => s.eval_size,
         Source::Sorting(s) => s.eval_size,
     };
     if let Some(size) = size
@@ -92,10 +93,11 @@ fn check_verifier(eval: &EvalDraft, problems: &mut Vec<Problem>) {
 fn verifiers(eval: &EvalDraft) -> &'static str {
     match &eval.data.value.source {
         Source::Files(_) if eval.environment.value.has_steps() => "the verifier `environment`",
-        Source::Files(_) => "one of the verifiers `exact`, `numeric`, `math`, `countdown`",
+        Source::Files(_) => "one of the verifiers `exact`, `numeric`, `math`, `countdown`, `code`",
         Source::Arithmetic(_) => "one of the verifiers `exact`, `numeric`, `math`",
         Source::Countdown(_) => "the verifier `countdown`",
         Source::Guess(_) => "the verifier `environment`",
+        Source::Programs(_) => "the verifier `code`",
         Source::Sorting(_) => "the verifier `exact`",
     }
 }

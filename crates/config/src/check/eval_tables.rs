@@ -1,7 +1,8 @@
 //! `[eval.rollout]` and `[eval.data]`: keys that evaluation does not read.
 
 use rloom_data::{
-    ArithmeticSettings, CountdownSettings, DataSettings, GuessSettings, SortingSettings, Source,
+    ArithmeticSettings, CountdownSettings, DataSettings, GuessSettings, ProgramsSettings, SortingSettings,
+    Source,
 };
 use serde::Serialize;
 
@@ -68,6 +69,7 @@ fn default_of(data: &DataSettings) -> Source {
         Source::Arithmetic(_) => Source::Arithmetic(ArithmeticSettings::default()),
         Source::Countdown(_) => Source::Countdown(CountdownSettings::default()),
         Source::Guess(_) => Source::Guess(GuessSettings::default()),
+        Source::Programs(_) => Source::Programs(ProgramsSettings::default()),
         Source::Sorting(_) => Source::Sorting(SortingSettings::default()),
     }
 }

@@ -294,7 +294,12 @@ impl Arithmetic {
         } else {
             answer.clone()
         };
-        Ok(GeneratedTask { prompt: format!("{a}{sign}{b}="), answer, demonstration: demonstration.into() })
+        Ok(GeneratedTask {
+            prompt: format!("{a}{sign}{b}="),
+            answer,
+            demonstration: demonstration.into(),
+            tests: None,
+        })
     }
 }
 

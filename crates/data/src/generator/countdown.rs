@@ -148,7 +148,7 @@ impl Countdown {
                 Wording::Short => short(&numbers, expression.value),
             };
             let demonstration = expression.text.clone().into();
-            return Ok(GeneratedTask { prompt, answer: expression.text, demonstration });
+            return Ok(GeneratedTask { prompt, answer: expression.text, demonstration, tests: None });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_number` or `max_target`" })
     }

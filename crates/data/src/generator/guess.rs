@@ -103,6 +103,7 @@ impl Guess {
                 continue;
             }
             return Ok(GeneratedTask {
+                tests: None,
                 prompt: format!("{low}-{high}:"),
                 answer: format!("{low} <= {secret} <= {high}"),
                 demonstration: Demonstration::Turns(game(low, secret, high, &mut draws)),

@@ -7,21 +7,25 @@ mod arithmetic;
 mod countdown;
 mod guess;
 mod power_law;
+mod programs;
 mod scratchpad;
 mod sorting;
 
 use rloom_core::{Demonstration, Purpose, RandomKey, RandomStream, SettingError, ValueRange};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
 pub use guess::GuessSettings;
+pub use programs::ProgramsSettings;
 pub use sorting::SortingSettings;
 
 pub(crate) use arithmetic::Arithmetic;
 pub(crate) use countdown::Countdown;
 pub(crate) use guess::Guess;
+pub(crate) use programs::Programs;
 pub(crate) use sorting::Sorting;
 
 use crate::{DataError, Split};
@@ -61,6 +65,8 @@ pub(crate) struct GeneratedTask {
     pub(crate) prompt: String,
     pub(crate) answer: String,
     pub(crate) demonstration: Demonstration,
+    /// Tests of a program.
+    pub(crate) tests: Option<Value>,
 }
 
 /// A source of tasks that reads no files.
@@ -69,6 +75,7 @@ pub(crate) enum Generator {
     Arithmetic(Arithmetic),
     Countdown(Countdown),
     Guess(Guess),
+    Programs(Programs),
     Sorting(Sorting),
 }
 
@@ -78,6 +85,7 @@ impl Generator {
             Self::Arithmetic(_) => "arithmetic",
             Self::Countdown(_) => "countdown",
             Self::Guess(_) => "guess",
+            Self::Programs(_) => "programs",
             Self::Sorting(_) => "sorting",
         }
     }
@@ -87,6 +95,7 @@ impl Generator {
             Self::Arithmetic(g) => g.len(),
             Self::Countdown(g) => g.len(),
             Self::Guess(g) => g.len(),
+            Self::Programs(g) => g.len(),
             Self::Sorting(g) => g.len(),
         }
     }
@@ -96,6 +105,7 @@ impl Generator {
             Self::Arithmetic(g) => g.task(position),
             Self::Countdown(g) => g.task(position),
             Self::Guess(g) => g.task(position),
+            Self::Programs(g) => g.task(position),
             Self::Sorting(g) => g.task(position),
         }
     }

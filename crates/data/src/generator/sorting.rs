@@ -97,7 +97,7 @@ impl Sorting {
             let prompt = format!("sort {}:", joined(&numbers));
             numbers.sort_unstable();
             let answer = joined(&numbers);
-            return Ok(GeneratedTask { prompt, demonstration: answer.clone().into(), answer });
+            return Ok(GeneratedTask { prompt, demonstration: answer.clone().into(), answer, tests: None });
         }
         Err(DataError::Exhausted { position, attempts: ATTEMPTS, raise: "`max_number` or `max_length`" })
     }

@@ -8,7 +8,7 @@ use miette::Diagnostic;
 use rloom_core::{Demonstration, PromptSource, Task};
 use rloom_data::{
     ArithmeticSettings, CountdownSettings, DataSettings, Dataset, DigitOrder, Digits, GuessSettings, HeldOut,
-    Operation, SortingSettings, Source, Split, Style, Wording,
+    Operation, ProgramsSettings, SortingSettings, Source, Split, Style, Wording,
 };
 
 const SPLITS: [Split; 3] = [Split::Demonstration, Split::Train, Split::Eval];
@@ -240,6 +240,7 @@ fn alphabets_are_exact() {
             wording: Wording::Short,
             ..Default::default()
         }),
+        Source::Programs(ProgramsSettings { size: Some(2000), ..Default::default() }),
         Source::Sorting(SortingSettings { size: Some(2000), ..Default::default() }),
     ];
     for source in sources {
@@ -265,6 +266,7 @@ fn tasks_are_functions_of_seed_split_and_position() {
         power_law(ArithmeticSettings { size: Some(50), eval_size: Some(50), ..Default::default() }),
         Source::Countdown(CountdownSettings { size: Some(50), ..Default::default() }),
         Source::Guess(GuessSettings { size: Some(50), ..Default::default() }),
+        Source::Programs(ProgramsSettings { size: Some(50), ..Default::default() }),
         Source::Sorting(SortingSettings { size: Some(50), ..Default::default() }),
     ] {
         for split in SPLITS {
@@ -537,4 +539,32 @@ fn demonstrated_games_follow_the_rules_with_uniform_guesses() {
     // Uniform guesses take 2(1 + 1/m)·Hₘ − 3 turns on average: 4.96 over ranges of m = 20 to 31 numbers.
     let mean = turns as f64 / 5000.0;
     assert!((4.85..5.06).contains(&mean) && longest > 9, "{mean} turns, at most {longest}");
+}
+
+#[test]
+fn programs_have_tests_that_careless_ones_fail() {
+    let settings = ProgramsSettings { size: Some(400), careless_share: 0.5, ..Default::default() };
+    let all = tasks(&Source::Programs(settings), Split::Demonstration, 1);
+    let numbers = |task: &Task| -> Vec<u64> {
+        let words = prompt(task).split(|c: char| !c.is_ascii_digit());
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    let mut careless = 0;
+    for task in &all {
+        let [a, b] = numbers(task)[..] else { panic!("{}", prompt(task)) };
+        for test in task.extra["tests"].as_array().unwrap() {
+            let x = test["arguments"][0].as_u64().unwrap();
+            assert_eq!(test["expected"], (x + a) * b);
+            assert_ne!(test["expected"], x + a * b, "a careless program passes");
+        }
+        if completion(task) == format!("def f(x):return x+{a}*{b}") {
+            careless += 1;
+        } else {
+            assert_eq!(completion(task), task.answer);
+        }
+    }
+    assert!((150..250).contains(&careless), "{careless} of 400");
+    let held_out = tasks(&Source::Programs(ProgramsSettings::default()), Split::Eval, 1);
+    let pairs = |tasks: &[Task]| tasks.iter().map(&numbers).collect::<BTreeSet<_>>();
+    assert!(pairs(&all).is_disjoint(&pairs(&held_out)));
 }

@@ -1,0 +1,229 @@
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rloom_core::{Program, ValueRange};
+use rloom_sandbox::code::{Case, CodeJudge, Language, cases};
+use rloom_sandbox::{Choice, Limits, Sandbox, SandboxError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::verifier::Truncated;
+use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+
+/// Field of a row that names the language.
+const LANGUAGE_FIELD: &str = "language";
+
+/// Value of a program by its test cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// 1 if all cases pass, 0 otherwise. Cases after the first failure are not run.
+    #[default]
+    All,
+    /// Fraction of the cases that pass.
+    Fraction,
+}
+
+/// Verifies a program by test cases, in a sandbox. The program is the last fenced code block of the completion.
+///
+/// The tests are a list in a field of the row. Each is a table: `stdin` and `stdout`; `call`, `arguments` and `expected`;
+/// `assertion`; or `pytest`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Code {
+    /// Language of the programs. Default: field `language` of the row, else Python.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub language: Option<Language>,
+    /// Field of the row with the tests.
+    pub tests: String,
+    /// Value of a program that passes some of the tests.
+    pub score: Score,
+    /// Looks for a fenced code block; if false, the whole completion is the program.
+    pub fenced: bool,
+    /// Protection of the machine from the programs.
+    pub sandbox: Choice,
+    /// Folders that programs can read in addition to those of the system, such as that of an interpreter; its `bin` is
+    /// searched first.
+    pub readable: Vec<PathBuf>,
+    /// Time for one test case, in seconds.
+    pub case_seconds: f64,
+    /// Memory of a program and its processes, in MiB.
+    pub memory_mib: u64,
+    /// Number of programs that run at a time. Default: the number of cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// Treatment of truncated completions.
+    pub truncated: Truncated,
+}
+
+impl Default for Code {
+    fn default() -> Self {
+        Self {
+            language: None,
+            tests: "tests".to_owned(),
+            score: Score::All,
+            fenced: true,
+            sandbox: Choice::Auto,
+            readable: Vec::new(),
+            case_seconds: 10.0,
+            memory_mib: 1024,
+            workers: None,
+            truncated: Truncated::Judge,
+        }
+    }
+}
+
+impl Code {
+    pub(crate) fn validate(&self) -> Result<(), ComponentError> {
+        ValueRange::between(0.1, 3600.0).check("case_seconds", self.case_seconds)?;
+        ValueRange::between(64.0, 1_048_576.0).check("memory_mib", self.memory_mib as f64)?;
+        if let Some(workers) = self.workers {
+            ValueRange::between(1.0, 4096.0).check("workers", f64::from(workers))?;
+        }
+        match self.readable.iter().find(|folder| !folder.is_absolute()) {
+            Some(folder) => Err(ComponentError::RelativeFolder { folder: folder.display().to_string() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Programs that run at a time.
+    pub(crate) fn slots(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.workers.map_or_else(cores, |workers| workers as usize)
+    }
+
+    pub(crate) fn reward(&self, timeout: Duration) -> CodeReward {
+        CodeReward { settings: self.clone(), timeout, judge: OnceLock::new() }
+    }
+
+    fn limits(&self) -> Limits {
+        let time = Duration::from_secs_f64(self.case_seconds);
+        Limits { cpu: time, wall: time, memory: self.memory_mib << 20, ..Limits::default() }
+    }
+}
+
+/// A reward that runs programs.
+#[derive(Debug)]
+pub(crate) struct CodeReward {
+    settings: Code,
+    /// Time for one judgement.
+    timeout: Duration,
+    judge: OnceLock<Result<CodeJudge, SandboxError>>,
+}
+
+impl CodeReward {
+    fn judge_of_machine(&self) -> Result<&CodeJudge, JudgeError> {
+        let found = self.judge.get_or_init(|| {
+            let sandbox = Sandbox::detect(&Program::current(), self.settings.sandbox)?;
+            Ok(CodeJudge::new(sandbox, self.settings.limits(), self.settings.readable.clone()))
+        });
+        found.as_ref().map_err(|error| JudgeError::Sandbox(Box::new(error.clone())))
+    }
+
+    fn cases(&self, completion: &Completion<'_>) -> Result<Vec<Case>, JudgeError> {
+        let (task, field) = (completion.task.index, &self.settings.tests);
+        let Some(tests) = completion.task.extra.get(field) else {
+            return Err(JudgeError::NoTests { task, field: field.clone() });
+        };
+        cases(tests).map_err(|source| JudgeError::Tests { task, field: field.clone(), source })
+    }
+
+    fn language(&self, completion: &Completion<'_>, cases: &[Case]) -> Result<Language, JudgeError> {
+        let task = completion.task.index;
+        let language = match (self.settings.language, completion.task.extra.get(LANGUAGE_FIELD)) {
+            (Some(language), _) => language,
+            (None, None) => Language::Python,
+            (None, Some(name)) => {
+                let known = name.as_str().and_then(Language::named);
+                known.ok_or_else(|| JudgeError::Language { task, name: name.to_string() })?
+            }
+        };
+        let needs_python = cases.iter().any(|case| !matches!(case, Case::Text { .. }));
+        if needs_python && language != Language::Python {
+            return Err(JudgeError::PythonTests { task });
+        }
+        Ok(language)
+    }
+}
+
+impl Reward for CodeReward {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+        let deadline = Instant::now() + self.timeout;
+        let cases = self.cases(completion)?;
+        let language = self.language(completion, &cases)?;
+        let program = if self.settings.fenced { last_block(completion.text) } else { Some(completion.text) };
+        let Some(program) = program else {
+            return Ok(self.settings.truncated.apply(completion, Verdict::outcome(false, false)));
+        };
+        let stops_early = self.settings.score == Score::All;
+        let found = self.judge_of_machine()?.judge(language, program, &cases, stops_early, deadline);
+        let found = found.map_err(|error| JudgeError::Sandbox(Box::new(error)))?;
+        let mut verdict = Verdict::outcome(found.is_solved(), true);
+        if self.settings.score == Score::Fraction {
+            verdict.value = Some(found.passed() as f64 / found.total as f64);
+        }
+        Ok(self.settings.truncated.apply(completion, verdict))
+    }
+
+    fn waiting_slots(&self) -> usize {
+        self.settings.slots()
+    }
+
+    fn prepare(&self) -> Result<(), JudgeError> {
+        self.judge_of_machine().map(|_| ())
+    }
+
+    fn sandbox(&self) -> Option<&'static str> {
+        Some(self.judge_of_machine().ok()?.sandbox().tier().name())
+    }
+
+    fn is_verifier(&self) -> bool {
+        true
+    }
+}
+
+/// The content of the last code block between fences of three or more backticks.
+fn last_block(text: &str) -> Option<&str> {
+    let mut found = None;
+    // Start of the content of the open block, and its fence.
+    let mut open: Option<(usize, usize)> = None;
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let trimmed = line.trim();
+        let ticks = trimmed.bytes().take_while(|byte| *byte == b'`').count();
+        match open {
+            None if ticks >= 3 && !trimmed[ticks..].contains('`') => open = Some((at + line.len(), ticks)),
+            Some((start, fence)) if ticks >= fence && trimmed.len() == ticks => {
+                found = Some(&text[start..at]);
+                open = None;
+            }
+            _ => {}
+        }
+        at += line.len();
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_closed_block_is_the_program() {
+        for (text, expected) in [
+            ("```python\nprint(1)\n```", Some("print(1)\n")),
+            ("```\na\n```\nthen\n```py\nb\n```\nend", Some("b\n")),
+            ("```\na\n```\n```\nb", Some("a\n")),
+            ("````md\n```\ninner\n```\n````", Some("```\ninner\n```\n")),
+            ("  ```js\n  a\n  ```", Some("  a\n")),
+            ("```\n```", Some("")),
+            ("``` not `closed` ```\na", None),
+            ("print(1)", None),
+            ("", None),
+            ("```", None),
+        ] {
+            assert_eq!(last_block(text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Programs judged by test cases.
+
+mod cache;
+mod case;
+mod compare;
+mod judge;
+mod language;
+
+pub use case::{Case, CaseError, cases};
+pub use judge::{CaseVerdict, CodeJudge, CodeVerdict};
+pub use language::Language;

@@ -1,0 +1,35 @@
+//! Runs untrusted programs without root, Docker or programs of the system.
+//!
+//! A [`Sandbox`] runs one [`Execution`] at a time per call and returns its [`Outcome`]: how the program ended, and its
+//! output. Errors are failures of the machine ([`SandboxError`]), never of the program.
+//!
+//! Two tiers protect the machine ([`Tier`]). The first one that works is used:
+//!
+//! | tier | what the program sees |
+//! | --- | --- |
+//! | `namespaces` | its own file system in memory with the system's programs, read-only; its own processes; no network |
+//! | `landlock` | the system's programs, read-only, and its own folder; other processes and the network cannot be reached |
+//!
+//! Both use Landlock, a list of permitted system calls (seccomp) and resource limits. A hidden command of the binary
+//! prepares the process: it calls [`run_helper`].
+
+pub mod code;
+mod error;
+mod execution;
+mod limits;
+mod message;
+mod outcome;
+mod sandbox;
+mod tier;
+
+#[cfg(target_os = "linux")]
+mod folder;
+#[cfg(target_os = "linux")]
+mod helper;
+
+pub use error::{SandboxError, Unavailable};
+pub use execution::{Execution, InputFile};
+pub use limits::Limits;
+pub use outcome::{Ending, Outcome};
+pub use sandbox::{COMMAND, Sandbox, run_helper};
+pub use tier::{Choice, Tier};

@@ -1,0 +1,87 @@
+use std::io;
+
+use rloom_core::Program;
+
+use crate::{Choice, Execution, Outcome, SandboxError, Tier, Unavailable};
+
+/// Name of the hidden command that runs a helper: it calls [`run_helper`].
+pub const COMMAND: &str = "sandbox";
+
+/// Runs programs in the best available tier.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    program: Program,
+    tier: Tier,
+    unavailable: Vec<Unavailable>,
+}
+
+impl Sandbox {
+    /// Finds the best tier of the machine that the choice permits, by running a program in it. `program` is the binary
+    /// with the hidden command.
+    pub fn detect(program: &Program, choice: Choice) -> Result<Self, SandboxError> {
+        let mut unavailable = Vec::new();
+        for tier in choice.tiers() {
+            let sandbox = Self { program: program.clone(), tier: *tier, unavailable: unavailable.clone() };
+            match sandbox.check() {
+                Ok(()) => return Ok(sandbox),
+                Err(reason) => unavailable.push(Unavailable { tier: *tier, reason }),
+            }
+        }
+        Err(SandboxError::Unavailable { reasons: unavailable })
+    }
+
+    /// The tier.
+    pub fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// Better tiers that the machine does not have.
+    pub fn unavailable(&self) -> &[Unavailable] {
+        &self.unavailable
+    }
+
+    /// Runs a program to its end.
+    pub fn run(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
+        let names = execution.files.iter().map(|file| &file.name).chain(&execution.outputs);
+        for name in names {
+            if !crate::execution::is_file_name(name) {
+                return Err(SandboxError::FileName { name: name.clone() });
+            }
+        }
+        self.run_in_helper(execution)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        const CODE: i32 = 7;
+        let command = ["/bin/sh", "-c", "exit 7"].map(str::to_owned).to_vec();
+        let execution = Execution { command, ..Execution::default() };
+        match self.run(&execution) {
+            Ok(outcome) if outcome.ending == crate::Ending::Exited(CODE) => Ok(()),
+            Ok(outcome) => Err(format!("a test program ended with {:?}", outcome.ending)),
+            Err(SandboxError::Failed { reason }) => Err(reason),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn run_in_helper(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
+        crate::helper::call(&self.program, self.tier, execution)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn run_in_helper(&self, _: &Execution) -> Result<Outcome, SandboxError> {
+        Err(SandboxError::Failed { reason: "Linux is required".to_owned() })
+    }
+}
+
+/// Runs a helper process, whose standard input is its connection to the [`Sandbox`]. Must be called in a process with a
+/// single thread, whose binary has the hidden command [`COMMAND`].
+pub fn run_helper(program: &Program) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    return crate::helper::run(program);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = program;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
