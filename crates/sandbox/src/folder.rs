@@ -137,7 +137,7 @@ mod tests {
         let locked = path.join("locked");
         fs::create_dir(&locked).unwrap();
         fs::write(locked.join("file"), "").unwrap();
-        fs::set_permissions(&locked, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&locked, fs::Permissions::from_mode(0o0)).unwrap();
         let mut nested = open(CWD, &path_name(&path).unwrap()).unwrap();
         let name = CString::new("n".repeat(200)).unwrap();
         for _ in 0..300 {

@@ -151,6 +151,7 @@ fn doctor_reports_no_failure() {
             "memory",
             "disk",
             "runs",
+            "sandbox",
             "hub",
             "hub token",
             "hub cache",

@@ -48,6 +48,8 @@ pub(super) fn run(execution: &Execution, place: &Place, caller: &UnixStream) -> 
             Ending::CpuLimit
         }
         _ if watch.stdout.is_over || watch.stderr.is_over || watch.report.is_over => Ending::OutputLimit,
+        // A short program ends before its files are measured.
+        Ending::Exited(_) if exceeds_disk(&execution.limits, place) => Ending::DiskLimit,
         ending => ending,
     };
     let outputs =
@@ -211,11 +213,12 @@ fn exceeded(limits: &Limits, place: &Place) -> Option<Ending> {
     if counts_processes && usage.processes > limits.processes {
         return Some(Ending::ProcessLimit);
     }
-    let is_on_machine = place.tier != Tier::Namespaces;
-    if is_on_machine && folder::exceeds(&place.folder, limits.files, limits.disk) {
-        return Some(Ending::DiskLimit);
-    }
-    None
+    exceeds_disk(limits, place).then_some(Ending::DiskLimit)
+}
+
+/// True if the files of the program exceed a limit that its file system does not have.
+fn exceeds_disk(limits: &Limits, place: &Place) -> bool {
+    place.tier != Tier::Namespaces && folder::exceeds(&place.folder, limits.files, limits.disk)
 }
 
 /// Processor time of all processes that were waited for.
