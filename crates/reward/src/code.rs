@@ -14,6 +14,9 @@ use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
 /// Field of a row that names the language.
 const LANGUAGE_FIELD: &str = "language";
 
+/// Time of a test case by the clock, in limits of its processor time.
+const WALL: u32 = 4;
+
 /// Value of a program by its test cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -46,7 +49,8 @@ pub struct Code {
     /// Folders that programs can read in addition to those of the system, such as that of an interpreter; its `bin` is
     /// searched first.
     pub readable: Vec<PathBuf>,
-    /// Time for one test case, in seconds.
+    /// Processor time for one test case, in seconds. By the clock a case may take four times as long, so that a busy machine
+    /// fails no program.
     pub case_seconds: f64,
     /// Memory of a program and its processes, in MiB.
     pub memory_mib: u64,
@@ -99,7 +103,7 @@ impl Code {
 
     fn limits(&self) -> Limits {
         let time = Duration::from_secs_f64(self.case_seconds);
-        Limits { cpu: time, wall: time, memory: self.memory_mib << 20, ..Limits::default() }
+        Limits { cpu: time, wall: time * WALL, memory: self.memory_mib << 20, ..Limits::default() }
     }
 }
 

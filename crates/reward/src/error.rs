@@ -137,6 +137,10 @@ pub enum ComponentError {
 /// A reward that cannot be configured or computed.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 pub enum RewardError {
+    /// A share of dropped completions where failures drop none.
+    #[error("`max_dropped` has no effect with `on_error = \"fatal\"`")]
+    #[diagnostic(help("set `on_error = \"drop\"`, or leave `max_dropped` out"))]
+    NothingDropped,
     /// Settings without components.
     #[error("`components`: the list is empty")]
     NoComponents,

@@ -9,6 +9,7 @@ use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
 use rloom_function::{FunctionError, Host};
 
+use crate::settings::MAX_DROPPED;
 use crate::{
     Completion, ComponentSettings, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
 };
@@ -77,7 +78,8 @@ impl Scorer {
             Ok(Component { name: c.name.clone(), weight: c.weight, reward, failures: AtomicU64::new(0) })
         };
         let components = settings.components.iter().map(component).collect::<Result<_, RewardError>>()?;
-        let RewardSettings { on_error, max_dropped, .. } = *settings;
+        let on_error = settings.on_error;
+        let max_dropped = settings.max_dropped.unwrap_or(MAX_DROPPED);
         Ok(Self { components, outcome: settings.outcome_index(), on_error, max_dropped, seed, stage })
     }
 
@@ -87,7 +89,7 @@ impl Scorer {
             |(name, weight, reward)| Component { name, weight, reward, failures: AtomicU64::new(0) };
         let outcome = rewards.iter().position(|(_, _, reward)| reward.is_verifier());
         let components = rewards.into_iter().map(component).collect();
-        Self { components, outcome, on_error, max_dropped: 0.5, seed: 0, stage: 0 }
+        Self { components, outcome, on_error, max_dropped: MAX_DROPPED, seed: 0, stage: 0 }
     }
 
     /// Judges a trajectory with the components that judge completions one by one. With others, the rewards are pending.

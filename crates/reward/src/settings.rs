@@ -50,9 +50,9 @@ pub struct RewardSettings {
     #[serde(default)]
     pub on_error: OnError,
     /// With `on_error = "drop"`: largest share of the completions of a group, or of the tasks of an evaluation, that may be
-    /// left out; from 0 to below 1. Beyond it the group or the evaluation fails.
-    #[serde(default = "default_max_dropped")]
-    pub max_dropped: f64,
+    /// left out; from 0 to below 1. Beyond it the group or the evaluation fails. Default: 0.5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_dropped: Option<f64>,
     /// Timeout for judging one completion, in seconds; above 0 and at most 31536000 (a year).
     #[serde(default = "default_timeout")]
     pub timeout_seconds: f64,
@@ -62,9 +62,8 @@ fn default_timeout() -> f64 {
     60.0
 }
 
-fn default_max_dropped() -> f64 {
-    0.5
-}
+/// Default of `max_dropped`.
+pub(crate) const MAX_DROPPED: f64 = 0.5;
 
 /// One component of the sum. In a configuration it is a flat table with `kind`, `name`, `weight` and the keys of the
 /// kind.
@@ -226,7 +225,7 @@ impl RewardSettings {
             components: vec![kind.into()],
             outcome: None,
             on_error: OnError::Fatal,
-            max_dropped: default_max_dropped(),
+            max_dropped: None,
             timeout_seconds: default_timeout(),
         }
     }
@@ -254,7 +253,12 @@ impl RewardSettings {
         }
         // A year, which clocks can add without overflow.
         ValueRange::above(0.0, 31_536_000.0).check("timeout_seconds", self.timeout_seconds)?;
-        ValueRange::from_below(0.0, 1.0).check("max_dropped", self.max_dropped)?;
+        if let Some(max_dropped) = self.max_dropped {
+            if self.on_error == OnError::Fatal {
+                return Err(RewardError::NothingDropped);
+            }
+            ValueRange::from_below(0.0, 1.0).check("max_dropped", max_dropped)?;
+        }
         let Some(outcome) = &self.outcome else { return Ok(()) };
         match self.components.iter().find(|c| c.name == *outcome) {
             None => Err(RewardError::UnknownOutcome { name: outcome.clone() }),

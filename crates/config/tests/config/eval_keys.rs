@@ -157,7 +157,6 @@ fn keys_of_environment_and_reward_are_read() {
         ("components", "[{kind='exact'},{kind='numeric'}]", true),
         ("outcome", "'exact'", true),
         ("on_error", "'drop'", true),
-        ("max_dropped", "0.25", true),
         ("timeout_seconds", "5.0", true),
     ];
     check("reward", &reward, &[]);

@@ -108,14 +108,14 @@ fn groups_are_judged_in_one_call() {
     assert_eq!(values(&scored(&scorer, &["1", "2", "3"]).unwrap()), [Some(3.0), None, Some(3.0)]);
     let wrong = scored(&scorer, &["1", "2"]).unwrap_err().to_string();
     assert!(wrong.contains("returned 3 values for 2 samples"), "{wrong}");
-    let lenient = Scorer::new(&settings(r#", "group": true"#, count, "skip"), 0, 0).unwrap();
+    let lenient = Scorer::new(&settings(r#", "group": true"#, count, "drop"), 0, 0).unwrap();
     assert_eq!(values(&scored(&lenient, &["1", "2"]).unwrap()), [None, None]);
     assert_eq!(lenient.failures().collect::<Vec<_>>(), [("exact", 0), ("program", 2)]);
 }
 
 #[test]
 fn functions_that_cannot_be_used_end_the_preparation() {
-    let refusing = settings("", "exit 1", "skip");
+    let refusing = settings("", "exit 1", "drop");
     let mut missing = refusing.clone();
     let rloom_reward::Kind::Command(command) = &mut missing.components[1].kind else { unreachable!() };
     command.command = vec!["/no/such/program".to_owned()];

@@ -321,7 +321,7 @@ fn settings_round_trip_with_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is","formula"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","max_dropped":0.5,"timeout_seconds":60.0}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is","formula"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","timeout_seconds":60.0}"#
     );
 }
 
@@ -376,7 +376,11 @@ fn invalid_settings_are_errors() {
             "component `random`: `probability`: must be between 0 and 1, but is 2",
         ),
         (
-            r#"{"components": [{"kind": "math"}], "max_dropped": 1}"#,
+            r#"{"components": [{"kind": "math"}], "max_dropped": 0.1}"#,
+            "`max_dropped` has no effect with `on_error = \"fatal\"`",
+        ),
+        (
+            r#"{"components": [{"kind": "math"}], "on_error": "drop", "max_dropped": 1}"#,
             "`max_dropped`: must be at least 0 and below 1, but is 1",
         ),
         (r#"{"components": [{"kind": "math"}], "outcome": "x"}"#, "`outcome`: no component is named `x`"),
