@@ -119,6 +119,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("DataSettingProblem::SystemWithoutChat", &["data.system='12'", "data.chat=false"], "remove `chat` or `system`",
         &[&["data.system='12'", "tokenizer.chat_template='{{ messages[0].content }}'"], &["data.chat=false"]]),
     mistake("RewardError::InvalidName", &["reward.components=[{kind='exact',name='a b'}]"], "use letters, digits, `_`, `-` and `.`", &[&["reward.components=[{kind='exact',name='aB_-.1'}]"]]),
+    mistake("RewardError::NothingDropped", &["reward.max_dropped=0.2"], "set `on_error = \"drop\"`, or leave `max_dropped` out", &[&["reward.max_dropped=0.2", "reward.on_error=drop"], &[]]),
     mistake("RewardError::RepeatedName", &["reward.components=[{kind='exact'},{kind='exact'}]"], "give each component a unique `name`", &[&["reward.components=[{kind='exact',name='one'},{kind='exact',name='two'}]"]]),
 ];
 
