@@ -61,7 +61,6 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         "frac" | "dfrac" | "tfrac" | "cfrac" => return two_arguments(lexer, Token::Fraction, end),
         "binom" | "dbinom" | "tbinom" => return two_arguments(lexer, Token::Binomial, end),
         "sqrt" => return root(lexer, end),
-        "boxed" | "fbox" | "vec" | "overrightarrow" | "hat" => return lexer.inside(false),
         "text" | "textbf" | "textit" | "textrm" | "mbox" | "mathrm" | "mathbf" | "mathit" | "mathsf"
         | "operatorname" | "emph" => return lexer.inside(true),
         "mathbb" | "mathcal" => {
@@ -70,7 +69,9 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         }
         // Repeating digits, or a line segment.
         "overline" | "bar" if lexer.decimals.is_some() => return lexer.repeating(),
-        "overline" | "bar" => return lexer.inside(false),
+        "boxed" | "fbox" | "vec" | "overrightarrow" | "hat" | "overline" | "bar" => {
+            return lexer.inside(false);
+        }
         "begin" => return begin(lexer),
         "end" => {
             lexer.raw_group()?;
