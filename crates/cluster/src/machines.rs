@@ -194,9 +194,9 @@ impl Machines {
         joined.shared.until(deadline, |members| find(members).or_else(|| (!goes_on()).then_some(None)))?
     }
 
-    /// The processes that run on all machines.
+    /// The processes that run on all machines, by machine, role and name; numbered names are in the order of their numbers.
     pub fn processes(&self) -> Vec<RunningProcess> {
-        match &*self.0 {
+        let mut processes: Vec<RunningProcess> = match &*self.0 {
             Kind::Local(local) => {
                 let processes = local.current().map(|node| node.processes(0, &hostname()));
                 processes.unwrap_or_default()
@@ -208,7 +208,9 @@ impl Machines {
                 };
                 members.into_iter().enumerate().filter_map(of).flatten().collect()
             }
-        }
+        };
+        processes.sort_by(|a, b| a.order().cmp(&b.order()));
+        processes
     }
 
     /// Checks that all machines see `folder`, by a file with random content.

@@ -91,6 +91,15 @@ pub struct RunningProcess {
     pub pid: i32,
 }
 
+impl RunningProcess {
+    /// Sort key: `replica 10` comes after `replica 9`.
+    pub(crate) fn order(&self) -> (usize, &str, &str, u64, i32) {
+        let digits = self.name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let (name, number) = self.name.split_at(self.name.len() - digits);
+        (self.machine, &self.role, name, number.parse().unwrap_or(0), self.pid)
+    }
+}
+
 /// Numbers of processes and requests, unique in this process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -553,5 +562,32 @@ impl Shared {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_listed_by_machine_role_and_number() {
+        let process = |machine, name: &str, role: &str| RunningProcess {
+            machine,
+            hostname: "host".to_owned(),
+            name: name.to_owned(),
+            role: role.to_owned(),
+            pid: 7,
+        };
+        let expected = [
+            process(0, "policy rank 0", "rank"),
+            process(0, "policy rank 10", "rank"),
+            process(0, "replica 2", "replica"),
+            process(0, "replica 10", "replica"),
+            process(1, "replica 1", "replica"),
+        ];
+        let mut processes = expected.to_vec();
+        processes.reverse();
+        processes.sort_by(|a, b| a.order().cmp(&b.order()));
+        assert_eq!(processes, expected);
     }
 }
