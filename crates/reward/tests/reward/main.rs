@@ -5,4 +5,5 @@ mod functions;
 mod pairs;
 mod robustness;
 mod scorer;
+mod tables;
 mod word_problems;
