@@ -340,7 +340,7 @@ fn invalid_settings_are_errors() {
         ),
         (
             r#"{"components": [{"kind": "length"}]}"#,
-            "missing field `max_tokens` (keys of the `length` reward)",
+            "missing field `max_tokens`",
         ),
         (
             r#"{"components": [{"kind": "math"}, {"kind": "math"}]}"#,
