@@ -292,6 +292,15 @@ impl Kind {
         self.settings().processes()
     }
 
+    /// What it reads that only an episode of a model has, if it reads nothing else.
+    pub fn reads_episode(&self) -> Option<&'static str> {
+        match self {
+            Self::Environment(_) => Some("the step rewards of the environment"),
+            Self::Length(_) => Some("the number of tokens"),
+            _ => None,
+        }
+    }
+
     /// True if it has to be checked on the machine before a run: it calls a function or runs programs.
     pub(crate) fn needs_machine(&self) -> bool {
         self.settings().needs_machine()

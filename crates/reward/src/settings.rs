@@ -157,6 +157,16 @@ impl RewardSettings {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
     }
 
+    /// Name of the outcome verifier.
+    pub fn outcome_name(&self) -> Option<&str> {
+        self.outcome_index().map(|index| self.components[index].name.as_str())
+    }
+
+    /// Kind of the outcome verifier.
+    pub fn outcome_kind(&self) -> Option<&Kind> {
+        self.outcome_index().map(|index| &self.components[index].kind)
+    }
+
     pub(crate) fn outcome_index(&self) -> Option<usize> {
         self.components.iter().position(|c| match &self.outcome {
             Some(name) => c.name == *name,

@@ -71,8 +71,8 @@ mod tests {
         assert_eq!(found.len(), 4);
         assert_eq!(found[0], found[2]);
         assert_ne!(found[0], found[1], "order counts");
-        assert_eq!(of("a b", 3), []);
-        assert_eq!(of("", 1), []);
+        assert!(of("a b", 3).is_empty());
+        assert!(of("", 1).is_empty());
         assert_eq!(of("a a", 2).len(), 1);
         assert_ne!(of("a a", 2), of("b b", 2));
     }
