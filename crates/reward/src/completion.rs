@@ -122,6 +122,11 @@ pub trait Reward: Debug + Send + Sync {
         false
     }
 
+    /// A completion that gives a reference answer in the form that it expects; `None` if answers have none.
+    fn reference(&self, _answer: &str) -> Option<String> {
+        None
+    }
+
     /// Checks the settings.
     fn validate(&self) -> Result<(), ComponentError> {
         Ok(())

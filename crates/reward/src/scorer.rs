@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
-use rloom_function::{FunctionError, Host};
+use rloom_function::Host;
 
 use crate::settings::MAX_DROPPED;
 use crate::{
@@ -70,10 +70,7 @@ impl Scorer {
     pub fn new(settings: &RewardSettings, seed: u64, stage: u32) -> Result<Self, RewardError> {
         settings.validate()?;
         let component = |c: &ComponentSettings| {
-            let unusable = |error: FunctionError| RewardError::Unusable {
-                component: c.name.clone(),
-                source: error.into(),
-            };
+            let unusable = |source| RewardError::Unusable { component: c.name.clone(), source };
             let reward = c.kind.reward(settings.timeout()).map_err(unusable)?;
             Ok(Component { name: c.name.clone(), weight: c.weight, reward, failures: AtomicU64::new(0) })
         };

@@ -338,10 +338,7 @@ fn invalid_settings_are_errors() {
             r#"{"components": [{"kind": "math", "wieght": 1}]}"#,
             "unknown field `wieght`, expected one of `kind`",
         ),
-        (
-            r#"{"components": [{"kind": "length"}]}"#,
-            "missing field `max_tokens` (keys of the `length` reward)",
-        ),
+        (r#"{"components": [{"kind": "length"}]}"#, "missing field `max_tokens`"),
         (
             r#"{"components": [{"kind": "math"}, {"kind": "math"}]}"#,
             "`components`: the name `math` occurs more than once",
