@@ -5,6 +5,7 @@
 #![expect(clippy::print_stderr, reason = "a test tells what it leaves out")]
 
 mod code;
+mod forgeries;
 mod isolation;
 mod limits;
 mod programs;
