@@ -14,6 +14,9 @@ pub struct Completion<'a> {
     pub task: &'a Task,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
+    /// Text after the prompt, without special tokens: that of the policy and the observations between its turns. Empty unless a component reads
+    /// it ([`Reward::reads_observations`]).
+    pub transcript: &'a str,
     /// Number of policy tokens, including the stop token.
     pub tokens: usize,
     /// The policy tokens.
@@ -82,6 +85,12 @@ pub trait Reward: Debug + Send + Sync {
 
     /// True if it reads [`Completion::prompt`].
     fn reads_prompt(&self) -> bool {
+        false
+    }
+
+    /// True if it judges the whole episode: [`Completion::text`] is then the transcript. Otherwise it is what the policy wrote, so that text of
+    /// the environment earns no reward.
+    fn reads_observations(&self) -> bool {
         false
     }
 

@@ -157,14 +157,9 @@ impl RewardSettings {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
     }
 
-    /// Name of the outcome verifier.
-    pub fn outcome_name(&self) -> Option<&str> {
-        self.outcome_index().map(|index| self.components[index].name.as_str())
-    }
-
-    /// Kind of the outcome verifier.
-    pub fn outcome_kind(&self) -> Option<&Kind> {
-        self.outcome_index().map(|index| &self.components[index].kind)
+    /// The outcome verifier of the tasks of a domain.
+    pub fn outcome_of(&self, _domain: &str) -> Option<&ComponentSettings> {
+        self.outcome_index().map(|index| &self.components[index])
     }
 
     pub(crate) fn outcome_index(&self) -> Option<usize> {

@@ -1,4 +1,4 @@
-"""Writes instructions.jsonl: verdicts of the checks of open-instruct's `open_instruct/if_functions.py` (commit e6c3044) on generated texts.
+"""Writes instructions.jsonl: verdicts of the checks of open-instruct's `open_instruct/if_functions.py` (commit 021dd06) on generated texts.
 
     pip install langdetect==1.0.9
     python instructions.py path/to/if_functions.py > instructions.jsonl

@@ -68,6 +68,7 @@ fn judge_group(scorer: &Scorer, group: &[Candidate], index: usize) -> Result<Vec
             task: &candidate.task,
             trajectory,
             text: &candidate.text,
+            transcript: &candidate.text,
             prompt: match &candidate.task.prompt {
                 PromptSource::Text(text) => text,
                 PromptSource::Messages(_) => "",

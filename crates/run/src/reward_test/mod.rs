@@ -116,15 +116,14 @@ impl RewardTest {
         let references = judge(&scorer, &alone, &count);
         let completions = judge(&scorer, &given, &count);
         scorer.close();
-        let outcome = tested.outcome_name();
         Ok(RewardReport {
             stage: stage.name.clone(),
             tasks: dataset.len(),
             skipped,
             form,
             without_reference: without,
-            references: (!references.is_empty()).then(|| Tested::of(&references, outcome, true)),
-            completions: (!completions.is_empty()).then(|| Tested::of(&completions, outcome, false)),
+            references: (!references.is_empty()).then(|| Tested::of(&references, &tested, true)),
+            completions: (!completions.is_empty()).then(|| Tested::of(&completions, &tested, false)),
         })
     }
 
@@ -176,9 +175,11 @@ impl RewardTest {
         if let Some(text) = task.demonstration.as_ref().and_then(demonstrated) {
             return Some((text.to_owned(), "demonstrations".to_owned()));
         }
-        let kind = reward.outcome_kind().filter(|_| !answer.is_empty())?;
+        let components = reward.outcome_of(&task.domain).into_iter().chain(&reward.components);
+        let kind =
+            components.map(|component| &component.kind).find(|kind| kind.reference(answer).is_some())?;
         let form = kind.reference("{answer}").unwrap_or_else(|| format!("the form of `{}`", kind.name()));
-        Some((kind.reference(answer)?, form))
+        Some((kind.reference(answer).filter(|_| !answer.is_empty())?, form))
     }
 
     /// The given completions by task, in the order of the file.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rloom_core::{RewardComponent, Rewards};
+use rloom_reward::RewardSettings;
 use serde::Serialize;
 
 use super::judging::JudgedCandidate;
@@ -85,29 +86,37 @@ pub struct Problem {
 }
 
 impl Tested {
-    pub(super) fn of(judged: &[JudgedCandidate<'_>], outcome: Option<&str>, are_references: bool) -> Self {
+    pub(super) fn of(judged: &[JudgedCandidate<'_>], reward: &RewardSettings, are_references: bool) -> Self {
+        let all: Vec<&JudgedCandidate<'_>> = judged.iter().collect();
         let mut domains: BTreeMap<&str, Vec<&JudgedCandidate<'_>>> = BTreeMap::new();
         for one in judged {
             domains.entry(&one.candidate.task.domain).or_default().push(one);
         }
         let mut components = Vec::new();
-        let all: Vec<&JudgedCandidate<'_>> = judged.iter().collect();
         for name in names(judged) {
-            let is_outcome = outcome == Some(name.as_str());
-            components.push(ComponentResult::of(&name, None, &all, is_outcome));
+            components.push(ComponentResult::of(&name, None, &all, reward));
             for (domain, own) in domains.iter().filter(|_| domains.len() > 1) {
-                components.push(ComponentResult::of(&name, Some(domain), own, is_outcome));
+                components.push(ComponentResult::of(&name, Some(domain), own, reward));
             }
         }
+        let verified: Vec<_> = judged.iter().filter(|one| outcome(one, reward).is_some()).collect();
+        let solved = verified.iter().filter(|one| is(one, |rewards| rewards.solved)).count();
         Self {
             completions: judged.len(),
-            solved: outcome.and_then(|name| {
-                components.iter().find(|c| c.component == name && c.domain.is_none())?.solved
-            }),
+            solved: (!verified.is_empty()).then(|| solved as f64 / verified.len() as f64),
             components,
-            problems: judged.iter().filter_map(|one| Problem::of(one, outcome, are_references)).collect(),
+            problems: judged.iter().filter_map(|one| Problem::of(one, reward, are_references)).collect(),
         }
     }
+}
+
+/// Name of the component that decides whether a completion solves its task.
+fn outcome<'r>(judged: &JudgedCandidate<'_>, reward: &'r RewardSettings) -> Option<&'r str> {
+    reward.outcome_of(&judged.candidate.task.domain).map(|component| component.name.as_str())
+}
+
+fn is(judged: &JudgedCandidate<'_>, of: fn(&Rewards) -> Option<bool>) -> bool {
+    judged.rewards.as_ref().is_ok_and(|rewards| of(rewards) == Some(true))
 }
 
 /// Names of the components, in order.
@@ -124,15 +133,22 @@ fn names(judged: &[JudgedCandidate<'_>]) -> Vec<String> {
 }
 
 impl ComponentResult {
-    fn of(name: &str, domain: Option<&str>, judged: &[&JudgedCandidate<'_>], is_outcome: bool) -> Self {
+    fn of(
+        name: &str,
+        domain: Option<&str>,
+        judged: &[&JudgedCandidate<'_>],
+        reward: &RewardSettings,
+    ) -> Self {
         let rewards: Vec<&Rewards> = judged.iter().filter_map(|one| one.rewards.as_ref().ok()).collect();
         let own: Vec<&RewardComponent> =
             rewards.iter().filter_map(|r| r.components.iter().find(|c| c.name == name)).collect();
         let values: Vec<f64> = own.iter().filter_map(|component| component.value).collect();
         let failed = own.iter().filter(|component| component.failure.is_some()).count();
         let share = |count: usize| count as f64 / judged.len().max(1) as f64;
+        let verified: Vec<_> = judged.iter().filter(|one| outcome(one, reward) == Some(name)).collect();
         let outcome = |of: fn(&Rewards) -> Option<bool>| {
-            is_outcome.then(|| share(rewards.iter().filter(|rewards| of(rewards) == Some(true)).count()))
+            let count = verified.iter().filter(|one| is(one, of)).count();
+            (!verified.is_empty()).then(|| count as f64 / verified.len() as f64)
         };
         Self {
             component: name.to_owned(),
@@ -149,7 +165,8 @@ impl ComponentResult {
 }
 
 impl Problem {
-    fn of(judged: &JudgedCandidate<'_>, outcome: Option<&str>, is_reference: bool) -> Option<Self> {
+    fn of(judged: &JudgedCandidate<'_>, reward: &RewardSettings, is_reference: bool) -> Option<Self> {
+        let outcome = || outcome(judged, reward).map(str::to_owned);
         let failure = |rewards: &Rewards| {
             rewards.components.iter().find_map(|c| Some((c.name.clone(), c.failure.clone()?)))
         };
@@ -157,10 +174,8 @@ impl Problem {
             Err(message) => (String::new(), "failed", Some(message.clone())),
             Ok(rewards) => match failure(rewards) {
                 Some((component, message)) => (component, "failed", Some(message)),
-                None if rewards.parsed == Some(false) => (outcome?.to_owned(), "not parsed", None),
-                None if is_reference && rewards.solved == Some(false) => {
-                    (outcome?.to_owned(), "not solved", None)
-                }
+                None if rewards.parsed == Some(false) => (outcome()?, "not parsed", None),
+                None if is_reference && rewards.solved == Some(false) => (outcome()?, "not solved", None),
                 None => return None,
             },
         };
