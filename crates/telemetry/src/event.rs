@@ -255,7 +255,7 @@ pub enum Event {
     Sandbox {
         /// Name of the reward.
         reward: String,
-        /// The tier in force: `namespaces`, `landlock` or `none`.
+        /// The tier in force: `namespaces`, `landlock` or `none`; `server` if a server runs the programs.
         tier: String,
     },
     /// The prompts of a stage or of the evaluation were measured.

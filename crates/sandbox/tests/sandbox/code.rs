@@ -9,7 +9,7 @@ use super::*;
 
 fn judge(sandbox: &Sandbox) -> CodeJudge {
     let limits = Limits { cpu: Duration::from_secs(30), wall: Duration::from_mins(1), ..Limits::default() };
-    CodeJudge::new(sandbox.clone(), limits, Vec::new())
+    CodeJudge::new(sandbox.clone(), 4, limits, Vec::new())
 }
 
 pub(crate) fn verdict(
@@ -209,7 +209,7 @@ fn limits_are_told_from_wrong_results() {
     }
     in_each_tier(|sandbox| {
         let limits = Limits { wall: Duration::from_secs(1), ..Limits::default() };
-        let judge = CodeJudge::new(sandbox.clone(), limits, Vec::new());
+        let judge = CodeJudge::new(sandbox.clone(), 4, limits, Vec::new());
         let list = cases(&json!([{"stdout": ""}])).unwrap();
         let soon = Instant::now() + Duration::from_mins(5);
         let found = judge.judge(Language::Python, "while True: input", &list, false, soon).unwrap();

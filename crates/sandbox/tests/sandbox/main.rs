@@ -10,6 +10,7 @@ mod isolation;
 mod limits;
 mod programs;
 mod resources;
+mod server;
 mod tiers;
 
 use std::sync::OnceLock;
