@@ -209,9 +209,11 @@ fn kills_its_helpers() {
         for _ in 0..3 {
             assert_eq!(stdout(sandbox, &shell("echo x")), "x\n");
             wait_until(|| !children().is_empty());
-            for child in children() {
-                let _ = std::process::Command::new("kill").args(["-9", &child.to_string()]).status();
+            let found = children();
+            for child in &found {
+                let _ = std::process::Command::new("kill").args(["-9", &child.to_string()]).output();
             }
+            wait_until(|| !children().iter().any(|child| found.contains(child)));
             assert_eq!(stdout(sandbox, &shell("echo x")), "x\n");
         }
     });
