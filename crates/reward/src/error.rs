@@ -6,8 +6,10 @@ use rloom_function::FunctionError;
 use rloom_sandbox::SandboxError;
 use rloom_sandbox::code::CaseError;
 
+use crate::judge::{CalibrationError, ModelError};
+
 /// A failure of a component to judge a completion.
-#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum JudgeError {
     /// A task without a reference answer.
     #[error("task {task} has no reference answer")]
@@ -74,6 +76,14 @@ pub enum JudgeError {
         /// Index of the task in its dataset.
         task: u64,
     },
+    /// A judge that gave no verdict.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Model(Box<ModelError>),
+    /// A judge that may not be trained on.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Calibration(Box<CalibrationError>),
     /// A sandbox that failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -83,6 +93,21 @@ pub enum JudgeError {
 impl From<FunctionError> for JudgeError {
     fn from(error: FunctionError) -> Self {
         Self::Function(Box::new(error))
+    }
+}
+
+impl From<ModelError> for JudgeError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}
+
+impl From<CalibrationError> for JudgeError {
+    fn from(error: CalibrationError) -> Self {
+        match error {
+            CalibrationError::Model(error) => error.into(),
+            error => Self::Calibration(Box::new(error)),
+        }
     }
 }
 
