@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::flat_table::OwnKeys;
 use crate::function::FunctionSettings;
 use crate::{
-    Classifier, Code, ComponentError, ComponentSettings, Countdown, EnvironmentReward, Exact, Format, JudgeError, Length,
-    Math, ModelJudge, Numeric, Random, Reward,
+    Classifier, Code, ComponentError, ComponentSettings, Countdown, EnvironmentReward, Exact, Format,
+    JudgeError, Length, Math, ModelJudge, Numeric, Random, Reward,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.

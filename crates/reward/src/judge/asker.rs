@@ -40,7 +40,14 @@ impl Asker {
             let client = Client::new(&address, settings.workers, settings.limits, timeout, clock);
             let _ = model.set(Arc::new(ChatModel { client, model: settings.model.clone() }));
         }
-        Ok(Self { form, prompt, cache: Cache::new(&settings.cache), timeout, model, settings: settings.clone() })
+        Ok(Self {
+            form,
+            prompt,
+            cache: Cache::new(&settings.cache),
+            timeout,
+            model,
+            settings: settings.clone(),
+        })
     }
 
     /// Opens the model, if this process computes it.
@@ -126,7 +133,8 @@ impl Asker {
 
     /// Digest of all that a verdict depends on, besides the texts.
     pub(crate) fn fingerprint(&self) -> Result<String, ModelError> {
-        let ModelJudge { model, revision, verdict, reasons, logprobs, max_tokens, rubric, .. } = &self.settings;
+        let ModelJudge { model, revision, verdict, reasons, logprobs, max_tokens, rubric, .. } =
+            &self.settings;
         let ModelJudge { scale, choices, criteria, against, .. } = &self.settings;
         Ok(digest(&(
             (VERSION, model, revision, self.model()?.identity()),
@@ -152,7 +160,8 @@ impl Asker {
 fn probability_of_yes(answer: &Answer) -> Option<f64> {
     let is_special = |token: &str| token.starts_with('<') && token.ends_with('>');
     let is_word = |token: &str| token.contains(char::is_alphanumeric) && !is_special(token);
-    let word = answer.alternatives.iter().rev().find(|tokens| tokens.first().is_some_and(|(t, _)| is_word(t)))?;
+    let word =
+        answer.alternatives.iter().rev().find(|tokens| tokens.first().is_some_and(|(t, _)| is_word(t)))?;
     is_yes(&word.first()?.0)?;
     let (mut yes, mut no) = (0.0, 0.0);
     for (token, logprob) in word {
@@ -171,7 +180,8 @@ mod tests {
     use super::*;
 
     fn probability(tokens: &[&[(&str, f64)]]) -> Option<f64> {
-        let alternatives = |tokens: &&[(&str, f64)]| tokens.iter().map(|&(t, p)| (t.to_owned(), p.ln())).collect();
+        let alternatives =
+            |tokens: &&[(&str, f64)]| tokens.iter().map(|&(t, p)| (t.to_owned(), p.ln())).collect();
         let answer = Answer { alternatives: tokens.iter().map(alternatives).collect(), ..Answer::default() };
         probability_of_yes(&answer)
     }
@@ -180,7 +190,10 @@ mod tests {
     fn the_last_word_has_the_probability() {
         let share = |tokens: &[&[(&str, f64)]]| probability(tokens).map(|p| (p * 1000.0).round());
         assert_eq!(share(&[&[(" yes", 0.5), ("No", 0.25), ("Yes", 0.25)]]), Some(750.0));
-        assert_eq!(share(&[&[("no", 1.0)], &[(":", 1.0)], &[("yes", 0.9)], &[(".", 1.0)], &[("</s>", 1.0)]]), Some(1000.0));
+        assert_eq!(
+            share(&[&[("no", 1.0)], &[(":", 1.0)], &[("yes", 0.9)], &[(".", 1.0)], &[("</s>", 1.0)]]),
+            Some(1000.0)
+        );
         assert_eq!(share(&[&[("yes", 1.0)], &[("terday", 1.0)]]), None);
         assert_eq!(share(&[&[("yes", 0.0), ("no", 0.0)]]), None);
         assert_eq!(share(&[]), None);

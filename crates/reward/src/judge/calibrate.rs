@@ -97,7 +97,8 @@ fn distinct(rows: &[Labelled], most: usize) -> Vec<&Labelled> {
     let mut distinct: Vec<&Labelled> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
     // Rows with a good response come first: it can be truncated.
-    let (good, bad): (Vec<&Labelled>, Vec<&Labelled>) = rows.iter().partition(|row| row.labels.contains(&true));
+    let (good, bad): (Vec<&Labelled>, Vec<&Labelled>) =
+        rows.iter().partition(|row| row.labels.contains(&true));
     for row in good.into_iter().chain(bad) {
         if seen.insert(&row.question) {
             distinct.push(row);

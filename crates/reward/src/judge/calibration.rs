@@ -68,7 +68,11 @@ impl MasterKey {
 }
 
 impl Calibration {
-    pub(crate) fn new(asker: &Asker, labelled: Agreement, master_keys: Vec<MasterKey>) -> Result<Self, ModelError> {
+    pub(crate) fn new(
+        asker: &Asker,
+        labelled: Agreement,
+        master_keys: Vec<MasterKey>,
+    ) -> Result<Self, ModelError> {
         Ok(Self {
             version: VERSION,
             fingerprint: asker.fingerprint()?,

@@ -63,7 +63,8 @@ impl ChatModel {
     }
 
     fn answer(&self, reply: Value) -> Result<Answer, ModelError> {
-        let reply: Reply = serde_json::from_value(reply).map_err(|error| self.malformed(error.to_string()))?;
+        let reply: Reply =
+            serde_json::from_value(reply).map_err(|error| self.malformed(error.to_string()))?;
         let choice = reply.choices.into_iter().next().ok_or_else(|| self.malformed("it has no choices"))?;
         let is_truncated = match choice.finish_reason.as_deref() {
             None | Some("stop") => false,

@@ -68,7 +68,9 @@ impl ClassifierReward {
         };
         let reply: Reply = serde_json::from_value(reply).map_err(|error| malformed(error.to_string()))?;
         let value = reply.data.last().and_then(|class| class.probs.last().copied());
-        value.filter(|value| value.is_finite()).ok_or_else(|| malformed("`data` or `probs` is empty".to_owned()))
+        value
+            .filter(|value| value.is_finite())
+            .ok_or_else(|| malformed("`data` or `probs` is empty".to_owned()))
     }
 }
 
@@ -77,9 +79,9 @@ impl Reward for ClassifierReward {
         let input = self.input(completion)?;
         let Classifier { model, revision, activation, .. } = &self.settings;
         let key = digest(&(model, revision, activation, &input));
-        let remembered = self.cache.answer(&key, || {
-            Ok(Remembered { text: String::new(), number: Some(self.ask(&input)?) })
-        })?;
+        let remembered = self
+            .cache
+            .answer(&key, || Ok(Remembered { text: String::new(), number: Some(self.ask(&input)?) }))?;
         let solved = self.settings.solved_at.zip(remembered.number).map(|(least, value)| value >= least);
         Ok(Verdict { value: remembered.number, solved, parsed: solved.map(|_| true) })
     }

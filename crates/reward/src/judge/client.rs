@@ -205,6 +205,89 @@ impl Client {
 
 /// The wait that a server asks for, in seconds. Dates are not read.
 fn retry_after<B>(response: &Response<B>) -> Duration {
-    let seconds = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    seconds.map_or(Duration::ZERO, |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO))
+    let seconds =
+        response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    seconds
+        .map_or(Duration::ZERO, |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::sync::Mutex;
+
+    use serde_json::json;
+
+    use super::*;
+
+    const DONE: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 33\r\n\r\n{\"usage\": { \"total_tokens\": 30 }}";
+
+    /// Serves the answers in turn, one connection each. Returns its address.
+    fn server(answers: Vec<&'static str>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1/", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"{}") {
+                    let mut byte = [0];
+                    stream.read_exact(&mut byte).unwrap();
+                    request.extend(byte);
+                }
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        url
+    }
+
+    fn client(answers: Vec<&'static str>, limits: Limits, timeout: Duration) -> Client {
+        let url = server(answers);
+        let address = Address { url: &url, path: "/chat", api_key_env: None };
+        Client::new(&address, 1, limits, timeout, Clock::Virtual(Mutex::default()))
+    }
+
+    /// Seconds of the virtual clock, which passes only in waits.
+    fn seconds(client: &Client) -> f64 {
+        client.gate.clock.now().as_secs_f64()
+    }
+
+    #[test]
+    fn waits_between_attempts_double_and_obey_the_server() {
+        const BUSY: &str = "HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        const LATER: &str =
+            "HTTP/1.1 429 Later\r\nconnection: close\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
+        let timeout = Duration::from_secs(60);
+        let own = client(vec![BUSY, BUSY, BUSY, DONE], Limits::default(), timeout);
+        assert!(own.url().ends_with("/v1/chat"), "{}", own.url());
+        own.post(&json!({}), 0).unwrap();
+        assert_eq!(seconds(&own), 0.5 + 1.0 + 2.0);
+        let asked_to_wait = client(vec![LATER, BUSY, DONE], Limits::default(), timeout);
+        asked_to_wait.post(&json!({}), 0).unwrap();
+        assert_eq!(seconds(&asked_to_wait), 7.0 + 1.0);
+        // Another wait would exceed the timeout of all attempts.
+        let in_vain = client(vec![LATER, LATER, LATER], Limits::default(), Duration::from_secs(20));
+        let error = in_vain.post(&json!({}), 0).unwrap_err();
+        assert!(matches!(error, ModelError::Status { status: 429, attempts: 3, .. }), "{error}");
+        assert_eq!(seconds(&in_vain), 14.0);
+    }
+
+    #[test]
+    fn requests_keep_to_the_rates() {
+        let timeout = Duration::from_secs(60);
+        let limits = Limits { requests_per_minute: 6.0, ..Limits::default() };
+        let requests = client(vec![DONE; 4], limits, timeout);
+        for number in 0..4 {
+            requests.post(&json!({}), 1000).unwrap();
+            assert_eq!(seconds(&requests), 10.0 * f64::from(number));
+        }
+        // The server says that each took 30 tokens, half a minute's worth, instead of 1000.
+        let limits = Limits { tokens_per_minute: 60.0, ..Limits::default() };
+        let tokens = client(vec![DONE; 3], limits, timeout);
+        for number in 0..3 {
+            tokens.post(&json!({}), 1000).unwrap();
+            assert_eq!(seconds(&tokens), 30.0 * f64::from(number));
+        }
+    }
 }

@@ -75,7 +75,9 @@ impl Form {
             Self::Rubric { criteria, worst, best } => {
                 let names = criteria.iter().map(|criterion| criterion.name.clone());
                 let object = object(names);
-                format!("a JSON object on the same line with a number from {worst} (worst) to {best} (best) for each criterion: {object}")
+                format!(
+                    "a JSON object on the same line with a number from {worst} (worst) to {best} (best) for each criterion: {object}"
+                )
             }
             Self::Pair => "A if response A is better, B if response B is better, or tie".to_owned(),
             Self::Rank => {
@@ -157,7 +159,8 @@ fn on_scale(number: f64, worst: f64, best: f64) -> Option<f64> {
 
 /// A JSON object that shows the form of an answer.
 fn object(names: impl Iterator<Item = String>) -> String {
-    let entries: Vec<String> = names.map(|name| format!("{}: NUMBER", serde_json::Value::from(name))).collect();
+    let entries: Vec<String> =
+        names.map(|name| format!("{}: NUMBER", serde_json::Value::from(name))).collect();
     format!("{{{}}}", entries.join(", "))
 }
 
@@ -242,7 +245,8 @@ mod tests {
 
     #[test]
     fn objects_have_each_name_once() {
-        let criterion = |name: &str, weight| Criterion { name: name.into(), description: String::new(), weight };
+        let criterion =
+            |name: &str, weight| Criterion { name: name.into(), description: String::new(), weight };
         let criteria = vec![criterion("right", 3.0), criterion("clear", 1.0)];
         let rubric = Form::Rubric { criteria, worst: 0.0, best: 10.0 };
         for (json, expected) in [
@@ -261,7 +265,9 @@ mod tests {
         }
         let rank = |json| values(&Form::Rank, json, 3);
         assert_eq!(rank(r#"{"1": 0, "3": 1.0, "2": 0.25}"#), Some(vec![0.0, 0.25, 1.0]));
-        for json in [r#"{"1": 0, "2": 1}"#, r#"{"1": 0, "2": 1, "3": 1, "4": 1}"#, r#"{"1": 0, "2": 1, "3": 2}"#] {
+        for json in
+            [r#"{"1": 0, "2": 1}"#, r#"{"1": 0, "2": 1, "3": 1, "4": 1}"#, r#"{"1": 0, "2": 1, "3": 2}"#]
+        {
             assert_eq!(rank(json), None, "{json}");
         }
     }

@@ -55,8 +55,7 @@ impl Gate {
     /// Waits for a free slot.
     pub(crate) fn slot(&self) -> Result<Slot<'_>, Closed> {
         let waits = |state: &mut State| state.free == 0 && !state.is_closed;
-        let mut state =
-            self.changed.wait_while(self.state(), waits).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.changed.wait_while(self.state(), waits).unwrap_or_else(PoisonError::into_inner);
         if state.is_closed {
             return Err(Closed);
         }

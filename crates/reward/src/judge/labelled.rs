@@ -101,7 +101,10 @@ fn row(line: &str, shown: Shown, rubric_field: Option<&str>) -> Result<Labelled,
         None => None,
         Some(field) => {
             let text = own.get(field).and_then(Value::as_str);
-            Some(text.ok_or_else(|| format!("no text in the field `{field}`, which `rubric_field` names"))?.to_owned())
+            Some(
+                text.ok_or_else(|| format!("no text in the field `{field}`, which `rubric_field` names"))?
+                    .to_owned(),
+            )
         }
     };
     let own = Value::Object(own);
@@ -141,7 +144,8 @@ mod tests {
 
     #[test]
     fn rows_are_read() {
-        let one = r#"{"prompt": "1+1", "response": "2", "label": 1, "answer": " 2 ", "guide": "g", "source": "x"}"#;
+        let one =
+            r#"{"prompt": "1+1", "response": "2", "label": 1, "answer": " 2 ", "guide": "g", "source": "x"}"#;
         let rows = read(&format!("\n{one}\n"), Shown::One, Some("guide")).unwrap();
         let expected = Labelled {
             question: "1+1".into(),
@@ -168,7 +172,10 @@ mod tests {
             ("{", "EOF"),
         ] {
             let error = read(&format!("{good}\n{bad}"), Shown::One, None).unwrap_err().to_string();
-            assert!(error.starts_with("line 2 of the labelled data: ") && error.contains(expected), "{error}");
+            assert!(
+                error.starts_with("line 2 of the labelled data: ") && error.contains(expected),
+                "{error}"
+            );
         }
         assert_eq!(read(" \n", Shown::One, None), Err(CalibrationError::NoRows));
         assert!(read(good, Shown::One, Some("guide")).is_err());

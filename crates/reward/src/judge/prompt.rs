@@ -77,7 +77,8 @@ impl Prompt {
             Some(file) => {
                 let name = file.display().to_string();
                 let read = std::fs::read_to_string(file);
-                let failed = |e: std::io::Error| ModelError::Prompt { file: name.clone(), reason: e.to_string() };
+                let failed =
+                    |e: std::io::Error| ModelError::Prompt { file: name.clone(), reason: e.to_string() };
                 (name.clone(), read.map_err(failed)?)
             }
         };
@@ -110,7 +111,8 @@ impl Prompt {
         criteria: &[(&str, &str)],
     ) -> Result<String, ModelError> {
         let block = |tag: &str, text: &str| Value::from_object(Block::new(tag, nonce, text));
-        let optional = |tag: &str, text: &str| if text.is_empty() { Value::from(()) } else { block(tag, text) };
+        let optional =
+            |tag: &str, text: &str| if text.is_empty() { Value::from(()) } else { block(tag, text) };
         let criteria: Vec<Value> =
             criteria.iter().map(|&(name, description)| context! { name, description }).collect();
         let common = context! {
@@ -129,13 +131,15 @@ impl Prompt {
                 response_b => block("response_b", b),
             },
             _ => {
-                let blocks = responses.iter().enumerate().map(|(i, text)| block(&format!("response_{}", i + 1), text));
+                let blocks =
+                    responses.iter().enumerate().map(|(i, text)| block(&format!("response_{}", i + 1), text));
                 context! { responses => blocks.collect::<Vec<_>>() }
             }
         };
-        let rendered = self.environment.get_template(NAME).and_then(|template| {
-            template.render(context! { ..own, ..common })
-        });
+        let rendered = self
+            .environment
+            .get_template(NAME)
+            .and_then(|template| template.render(context! { ..own, ..common }));
         rendered.map_err(|error| ModelError::Prompt { file: self.file.clone(), reason: described(&error) })
     }
 }
@@ -195,7 +199,8 @@ mod tests {
             Material { question: "1+1", reference: "2", responses: &responses, ..Material::default() };
         let nonce = material.nonce();
         assert_eq!((nonce.len(), material.nonce()), (NONCE, nonce.clone()));
-        let shown = prompt("{{ response }}|{{ question.text }}|{{ reference }}|{{ form }}", Shown::One).unwrap();
+        let shown =
+            prompt("{{ response }}|{{ question.text }}|{{ reference }}|{{ form }}", Shown::One).unwrap();
         let text = shown.render(&material, &nonce, "yes or no", &[]).unwrap();
         assert_eq!(
             text,

@@ -106,7 +106,8 @@ impl Reward for JudgeReward {
     }
 
     fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
-        let verdict = |value: Option<f64>| value.map_or_else(Verdict::not_applicable, |value| self.verdict(value));
+        let verdict =
+            |value: Option<f64>| value.map_or_else(Verdict::not_applicable, |value| self.verdict(value));
         Ok(self.values(completions)?.into_iter().map(verdict).collect())
     }
 
@@ -129,7 +130,8 @@ impl Reward for JudgeReward {
 
     fn take_metrics(&self) -> BTreeMap<String, f64> {
         let (questions, hits) = self.asker.take_counts();
-        let (compared, swapped) = (self.compared.swap(0, Ordering::Relaxed), self.swapped.swap(0, Ordering::Relaxed));
+        let (compared, swapped) =
+            (self.compared.swap(0, Ordering::Relaxed), self.swapped.swap(0, Ordering::Relaxed));
         let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
         let cached = share(hits, questions).map(|share| ("judge_cached".to_owned(), share));
         let swaps = share(swapped, compared).map(|share| ("judge_order_swaps".to_owned(), share));

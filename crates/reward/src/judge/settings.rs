@@ -308,7 +308,8 @@ impl ModelJudge {
         let mut seen = Vec::new();
         for Criterion { name, weight, .. } in &self.criteria {
             if name.is_empty() || name.lines().count() != 1 || !weight.is_finite() || *weight <= 0.0 {
-                let (value, expected) = (format!("{name:?} with weight {weight}"), "a name and a weight above 0");
+                let (value, expected) =
+                    (format!("{name:?} with weight {weight}"), "a name and a weight above 0");
                 return Err(SettingProblem::Invalid { value, expected }.at("criteria"));
             }
             check_unique("criteria", name, &mut seen)?;
@@ -361,7 +362,8 @@ impl CacheSettings {
     fn validate(&self) -> Result<(), SettingError> {
         ValueRange::between(0.0, 1e7).check("cache.entries", self.entries as f64)?;
         if self.file.is_some() && self.entries == 0 {
-            let problem = SettingProblem::Invalid { value: "0".into(), expected: "above 0 if `cache.file` is set" };
+            let problem =
+                SettingProblem::Invalid { value: "0".into(), expected: "above 0 if `cache.file` is set" };
             return Err(problem.at("cache.entries"));
         }
         Ok(())

@@ -142,7 +142,9 @@ mod tests {
         ] {
             assert_eq!(read(answer), Err(Unreadable::NoVerdict), "{answer}");
         }
-        for answer in ["Verdict 3fa9c1: no\nVerdict 3fa9c1: yes", "Verdict 3fa9c1: yes\n\nVerdict 3fa9c1: yes"] {
+        for answer in
+            ["Verdict 3fa9c1: no\nVerdict 3fa9c1: yes", "Verdict 3fa9c1: yes\n\nVerdict 3fa9c1: yes"]
+        {
             assert_eq!(read(answer), Err(Unreadable::Several), "{answer}");
         }
         assert_eq!(read(" \n "), Err(Unreadable::Empty));
