@@ -1,6 +1,7 @@
 //! Command-line arguments.
 
 mod cluster;
+mod reward;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
+pub(crate) use self::reward::{Calibrate, Reward};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -74,6 +76,11 @@ pub(crate) enum Command {
     },
     /// Measure training and generation speed, and compare it with the limits of this machine.
     Bench(Bench),
+    /// Calibrate the judges of a recipe.
+    Reward {
+        #[command(subcommand)]
+        command: Reward,
+    },
     /// Install and list the Python environments of PyTorch, vLLM and SGLang.
     Engines {
         #[command(subcommand)]

@@ -54,6 +54,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Bench(arguments) => commands::bench::run(&arguments, output),
         Command::Engines { command } => commands::engines::run(&command, output),
         Command::Cluster { command } => commands::cluster::run(&command, output),
+        Command::Reward { command } => commands::reward::run(&command, output),
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Node(arguments) => commands::node::run(arguments),
         Command::Guard(arguments) => commands::node::guard(&arguments),

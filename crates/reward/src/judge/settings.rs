@@ -1,7 +1,7 @@
 //! Settings of judges.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rloom_core::{SettingError, SettingProblem, ValueRange};
 use schemars::JsonSchema;
@@ -330,6 +330,14 @@ impl ModelJudge {
     pub(crate) fn make_absolute(&mut self) {
         let files = [&mut self.prompt, &mut self.cache.file, &mut self.calibration];
         files.into_iter().for_each(absolute);
+        // Otherwise it is the name of a hub model.
+        let folder = Path::new(&self.model);
+        if self.url.is_none()
+            && folder.is_dir()
+            && let Ok(folder) = std::path::absolute(folder)
+        {
+            self.model = folder.display().to_string();
+        }
     }
 }
 
