@@ -47,17 +47,27 @@ def wrong(a: int, b: int, rng: random.Random) -> str:
     return result if result != str(right) else str(right + 1)
 
 
+def answer(a: int, b: int, verdict: str) -> str:
+    """What the judge writes: it adds digit by digit, and then compares."""
+    carry, low = divmod(a % 10 + b % 10, 10)
+    high = f"{a // 10}+{b // 10}" + (f"+{carry}" if carry else "")
+    thought = f"{a % 10}+{b % 10}={carry}{low} {high}={a // 10 + b // 10 + carry} {a + b}"
+    return f"<think>{thought}</think>{verdict}"
+
+
 def main() -> None:
     rng = random.Random(0)
     rng.shuffle(SUMS)
     held_out, train = SUMS[:1000], SUMS[1000:]
     with Path("judge-train.jsonl").open("w") as file:
         for text in EMPTY:
-            file.write(json.dumps({"prompt": f"10+10={text}?", "answer": "no", "demonstration": "no"}) + "\n")
+            row = {"prompt": f"10+10={text}?", "answer": "no", "demonstration": answer(10, 10, "no")}
+            file.write(json.dumps(row) + "\n")
         for _ in range(3):
             for a, b in train:
                 for result, verdict in [(str(a + b), "yes"), (wrong(a, b, rng), "no")]:
-                    row = {"prompt": f"{a}+{b}={result}?", "answer": verdict, "demonstration": verdict}
+                    demonstration = answer(a, b, verdict)
+                    row = {"prompt": f"{a}+{b}={result}?", "answer": verdict, "demonstration": demonstration}
                     file.write(json.dumps(row) + "\n")
     with Path("judge-labelled.jsonl").open("w") as file:
         for a, b in held_out[:250]:
