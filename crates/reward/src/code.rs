@@ -8,25 +8,15 @@ use rloom_sandbox::{Choice, Limits, Sandbox, SandboxError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fence::last_block;
 use crate::verifier::Truncated;
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Score, Verdict};
 
 /// Field of a row that names the language.
 const LANGUAGE_FIELD: &str = "language";
 
 /// Time of a test case by the clock, in limits of its processor time.
 const WALL: u32 = 4;
-
-/// Value of a program by its test cases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Score {
-    /// 1 if all cases pass, 0 otherwise. Cases after the first failure are not run.
-    #[default]
-    All,
-    /// Fraction of the cases that pass.
-    Fraction,
-}
 
 /// Verifies a program by test cases, in a sandbox. The program is the last fenced code block of the completion.
 ///
@@ -184,50 +174,5 @@ impl Reward for CodeReward {
 
     fn is_verifier(&self) -> bool {
         true
-    }
-}
-
-/// The content of the last code block between fences of three or more backticks.
-fn last_block(text: &str) -> Option<&str> {
-    let mut found = None;
-    // Start of the content of the open block, and its fence.
-    let mut open: Option<(usize, usize)> = None;
-    let mut at = 0;
-    for line in text.split_inclusive('\n') {
-        let trimmed = line.trim();
-        let ticks = trimmed.bytes().take_while(|byte| *byte == b'`').count();
-        match open {
-            None if ticks >= 3 && !trimmed[ticks..].contains('`') => open = Some((at + line.len(), ticks)),
-            Some((start, fence)) if ticks >= fence && trimmed.len() == ticks => {
-                found = Some(&text[start..at]);
-                open = None;
-            }
-            _ => {}
-        }
-        at += line.len();
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_closed_block_is_the_program() {
-        for (text, expected) in [
-            ("```python\nprint(1)\n```", Some("print(1)\n")),
-            ("```\na\n```\nthen\n```py\nb\n```\nend", Some("b\n")),
-            ("```\na\n```\n```\nb", Some("a\n")),
-            ("````md\n```\ninner\n```\n````", Some("```\ninner\n```\n")),
-            ("  ```js\n  a\n  ```", Some("  a\n")),
-            ("```\n```", Some("")),
-            ("``` not `closed` ```\na", None),
-            ("print(1)", None),
-            ("", None),
-            ("```", None),
-        ] {
-            assert_eq!(last_block(text), expected, "{text:?}");
-        }
     }
 }

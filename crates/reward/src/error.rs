@@ -7,6 +7,7 @@ use rloom_sandbox::SandboxError;
 use rloom_sandbox::code::CaseError;
 
 use crate::judge::{CalibrationError, ModelError};
+use crate::{RowProblem, SchemaError};
 
 /// A failure of a component to judge a completion.
 #[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
@@ -84,10 +85,28 @@ pub enum JudgeError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Calibration(Box<CalibrationError>),
+    /// A row that the component cannot use.
+    #[error("task {task}: {problem}")]
+    Row {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// The defect.
+        problem: Box<RowProblem>,
+    },
+    /// Settings that the component cannot use.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Settings(Box<ComponentError>),
     /// A sandbox that failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Sandbox(Box<SandboxError>),
+}
+
+impl From<ComponentError> for JudgeError {
+    fn from(error: ComponentError) -> Self {
+        Self::Settings(Box::new(error))
+    }
 }
 
 impl From<FunctionError> for JudgeError {
@@ -118,6 +137,8 @@ pub enum ReferenceForm {
     Number,
     /// An expression of numbers, or numbers and a target.
     Countdown,
+    /// A capital letter.
+    Choice,
 }
 
 impl ReferenceForm {
@@ -125,6 +146,7 @@ impl ReferenceForm {
         match self {
             Self::Number => "use the `math` or `exact` reward for other answers",
             Self::Countdown => "use the `countdown` reward for tasks of the `countdown` generator",
+            Self::Choice => "use the `exact` reward for answers without a letter",
         }
     }
 }
@@ -134,6 +156,7 @@ impl fmt::Display for ReferenceForm {
         f.write_str(match self {
             Self::Number => "a number",
             Self::Countdown => "an expression of numbers or `numbers = target`",
+            Self::Choice => "a choice such as `B` or `(B) Paris`",
         })
     }
 }
@@ -157,6 +180,30 @@ pub enum ComponentError {
         /// The pattern.
         pattern: String,
     },
+    /// An invalid pattern.
+    #[error("`pattern`: {pattern:?} is not a regular expression: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The parser's error.
+        reason: String,
+    },
+    /// A language that cannot be told apart.
+    #[error("`language`: {language:?} is not the code of a language that can be told apart: {known}")]
+    UnknownLanguage {
+        /// The code.
+        language: String,
+        /// All codes.
+        known: String,
+    },
+    /// A schema that cannot be used.
+    #[error("`schema`: {0}")]
+    Schema(#[from] SchemaError),
+    /// A schema and the name of a field with another.
+    #[error(
+        "`schema` and `schema_field` exclude each other: the schema is that of the recipe or that of the row"
+    )]
+    TwoSchemas,
 }
 
 /// A reward that cannot be configured or computed.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use rloom_core::{ValueRange, field_names};
 use rloom_function::{CommandFunction, HttpFunction, PythonFunction};
-use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::Value;
@@ -14,8 +13,9 @@ use serde_json::Value;
 use crate::flat_table::OwnKeys;
 use crate::function::FunctionSettings;
 use crate::{
-    Classifier, Code, ComponentError, ComponentSettings, Countdown, EnvironmentReward, Exact, Format,
-    JudgeError, Length, Math, ModelJudge, Numeric, Random, Reward,
+    Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, EnvironmentReward, Exact,
+    Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge, MultipleChoice,
+    Numeric, Overlap, Random, RegularExpression, Repetition, Reward,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.
@@ -61,6 +61,11 @@ pub(crate) trait KindSettings: Debug {
 
     /// Makes paths absolute, so that they do not depend on the working directory.
     fn make_absolute(&mut self) {}
+
+    /// A completion that gives a reference answer in the form that it expects; `None` if answers have none.
+    fn reference(&self, _answer: &str) -> Option<String> {
+        None
+    }
 }
 
 impl<R: Reward + Clone + 'static> KindSettings for R {
@@ -79,6 +84,35 @@ impl<R: Reward + Clone + 'static> KindSettings for R {
     fn reads_answer(&self) -> bool {
         Reward::reads_answer(self)
     }
+
+    fn reference(&self, answer: &str) -> Option<String> {
+        Reward::reference(self, answer)
+    }
+}
+
+/// Implements [`KindSettings`] for settings that are compiled into a reward.
+macro_rules! compiled {
+    ($($settings:ident is_verifier: $is_verifier:literal,)+) => {$(
+        impl KindSettings for $settings {
+            fn validate(&self) -> Result<(), ComponentError> {
+                self.validate()
+            }
+
+            fn reward(&self, _timeout: Duration) -> Result<Box<dyn Reward>, JudgeError> {
+                Ok(Box::new(self.reward()?))
+            }
+
+            fn is_verifier(&self) -> bool {
+                $is_verifier
+            }
+        }
+    )+};
+}
+
+compiled! {
+    Format is_verifier: false,
+    JsonDocument is_verifier: true,
+    RegularExpression is_verifier: false,
 }
 
 impl KindSettings for Code {
@@ -201,7 +235,7 @@ macro_rules! kinds {
         }
 
         /// The tables of all kinds, as a schema.
-        #[derive(JsonSchema)]
+        #[derive(schemars::JsonSchema)]
         #[schemars(tag = "kind")]
         #[expect(dead_code, reason = "only its schema is used")]
         pub(crate) enum KindTable {
@@ -219,12 +253,28 @@ kinds! {
     Math(Math) = "math",
     /// An expression that reaches a target with the given numbers.
     Countdown(Countdown) = "countdown",
+    /// The letter of a choice.
+    MultipleChoice(MultipleChoice) = "multiple_choice",
+    /// Instructions that a program can check.
+    Instructions(Instructions) = "instructions",
+    /// JSON that satisfies a schema.
+    JsonSchema(JsonDocument) = "json_schema",
     /// The sum of the environment's step rewards.
     Environment(EnvironmentReward) = "environment",
     /// A pattern of the completion.
     Format(Format) = "format",
+    /// A regular expression.
+    Regex(RegularExpression) = "regex",
     /// The length of the completion.
     Length(Length) = "length",
+    /// Repeated sequences of words.
+    Repetition(Repetition) = "repetition",
+    /// The difference from the other completions of the group.
+    Diversity(Diversity) = "diversity",
+    /// The language of the completion.
+    Language(Language) = "language",
+    /// The overlap with the reference answer.
+    Overlap(Overlap) = "overlap",
     /// A random value.
     Random(Random) = "random",
     /// Test cases of programs.
@@ -267,6 +317,15 @@ impl Kind {
         self.settings().processes()
     }
 
+    /// What it reads that only an episode of a model has, if it reads nothing else.
+    pub fn reads_episode(&self) -> Option<&'static str> {
+        match self {
+            Self::Environment(_) => Some("the step rewards of the environment"),
+            Self::Length(_) => Some("the number of tokens"),
+            _ => None,
+        }
+    }
+
     /// True if it has to be checked on the machine before a run: it calls a function or runs programs.
     pub(crate) fn needs_machine(&self) -> bool {
         self.settings().needs_machine()
@@ -275,6 +334,11 @@ impl Kind {
     /// True if it reads the reference answer of every task.
     pub(crate) fn reads_answer(&self) -> bool {
         self.settings().reads_answer()
+    }
+
+    /// A completion that gives a reference answer in the form that it expects; `None` if answers have none.
+    pub fn reference(&self, answer: &str) -> Option<String> {
+        self.settings().reference(answer)
     }
 
     pub(crate) fn validate(&self) -> Result<(), ComponentError> {

@@ -40,6 +40,9 @@ pub struct Judged<'a> {
     pub trajectory: &'a Trajectory,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
+    /// Text after the prompt, observations included, without special tokens; empty unless a component reads it
+    /// ([`Scorer::reads_observations`]).
+    pub transcript: &'a str,
     /// Text of the prompt, special tokens included; empty unless a component reads it ([`Scorer::reads_prompt`]).
     pub prompt: &'a str,
 }
@@ -148,6 +151,11 @@ impl Scorer {
         self.components.iter().any(|component| component.reward.reads_prompt())
     }
 
+    /// True if a component judges the whole episode instead of what the policy wrote.
+    pub fn reads_observations(&self) -> bool {
+        self.components.iter().any(|component| component.reward.reads_observations())
+    }
+
     /// Number of judgements that wait for other processes at a time.
     pub fn waiting_slots(&self) -> usize {
         self.components.iter().map(|component| component.reward.waiting_slots()).sum()
@@ -199,10 +207,11 @@ impl Scorer {
     }
 
     fn completion<'a>(&self, judged: &Judged<'a>, parts: &'a Parts) -> Completion<'a> {
-        let Judged { task, trajectory, text, prompt } = *judged;
+        let Judged { task, trajectory, text, transcript, prompt } = *judged;
         Completion {
             task,
             text,
+            transcript,
             prompt,
             steps: &parts.steps,
             tokens: parts.tokens.len(),
@@ -331,13 +340,21 @@ impl Scorer {
 
 impl Component {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
+        let completion = &self.view(completion);
         let verdict = self.caught(completion.key, || self.reward.judge(completion))?;
         self.checked(completion, verdict)
     }
 
+    /// The completion as the component sees it.
+    fn view<'a>(&self, completion: &Completion<'a>) -> Completion<'a> {
+        let text = if self.reward.reads_observations() { completion.transcript } else { completion.text };
+        Completion { text, ..*completion }
+    }
+
     fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, RewardError> {
         let key = completions.first().map(|completion| completion.key).unwrap_or_default();
-        let verdicts = self.caught(key, || self.reward.judge_group(completions))?;
+        let views: Vec<Completion<'_>> = completions.iter().map(|completion| self.view(completion)).collect();
+        let verdicts = self.caught(key, || self.reward.judge_group(&views))?;
         completions
             .iter()
             .zip(verdicts)
@@ -411,6 +428,7 @@ mod tests {
         let completion = Completion {
             task: &task,
             text: "1",
+            transcript: "",
             steps: &[],
             tokens: 1,
             token_ids: &[7],

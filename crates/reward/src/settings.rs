@@ -163,6 +163,11 @@ impl RewardSettings {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
     }
 
+    /// The outcome verifier of the tasks of a domain.
+    pub fn outcome_of(&self, _domain: &str) -> Option<&ComponentSettings> {
+        self.outcome_index().map(|index| &self.components[index])
+    }
+
     pub(crate) fn outcome_index(&self) -> Option<usize> {
         self.components.iter().position(|c| match &self.outcome {
             Some(name) => c.name == *name,

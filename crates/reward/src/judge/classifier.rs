@@ -86,6 +86,10 @@ impl Reward for ClassifierReward {
         Ok(Verdict { value: remembered.number, solved, parsed: solved.map(|_| true) })
     }
 
+    fn reads_observations(&self) -> bool {
+        self.settings.observations
+    }
+
     fn waiting_slots(&self) -> usize {
         self.settings.workers as usize
     }

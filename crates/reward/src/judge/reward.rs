@@ -115,6 +115,10 @@ impl Reward for JudgeReward {
         self.settings().judges_groups()
     }
 
+    fn reads_observations(&self) -> bool {
+        self.settings().observations
+    }
+
     fn waiting_slots(&self) -> usize {
         self.settings().workers as usize
     }

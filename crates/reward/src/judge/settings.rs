@@ -63,6 +63,9 @@ pub struct ModelJudge {
     /// Field of a row with instructions for its task, instead of `rubric`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rubric_field: Option<String>,
+    /// The judge sees the whole episode after the prompt, with the observations of the environment. Otherwise it sees what the policy wrote.
+    #[serde(default)]
+    pub observations: bool,
     /// Maximum number of tokens of an answer.
     #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
@@ -103,6 +106,9 @@ pub struct Classifier {
     /// File with the template of the input. Default: the prompt and the completion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<PathBuf>,
+    /// The model sees the whole episode after the prompt, with the observations of the environment. Otherwise it sees what the policy wrote.
+    #[serde(default)]
+    pub observations: bool,
     /// The server applies the model's activation; without it the value is the raw output.
     #[serde(default = "default_true")]
     pub activation: bool,

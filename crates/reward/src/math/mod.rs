@@ -233,6 +233,10 @@ impl Reward for Math {
         true
     }
 
+    fn reference(&self, answer: &str) -> Option<String> {
+        extract::write_first(&self.extract, answer)
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
         Ok(validate_tolerance(self.tolerance)?)

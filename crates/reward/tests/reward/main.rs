@@ -5,6 +5,7 @@ mod functions;
 mod judges;
 mod pairs;
 mod robustness;
+mod rules;
 mod scorer;
 mod tables;
 mod word_problems;
