@@ -55,9 +55,10 @@ Examples:
   rloom reward calibrate recipe.toml --data labelled.jsonl
   rloom reward calibrate recipe.toml --data labelled.jsonl --component style --questions 100
 
-Each line of the data is a JSON object: `prompt`, `response`, `label` (true or false) and, if the judge sees one, the reference
-`answer`. For pairwise judges: `prompt`, `response_a`, `response_b` and `label` (\"a\", \"b\" or \"tie\"); for ranking ones:
-`prompt`, `responses` and `labels`.")]
+Each line of the data is a JSON object with `prompt`, `response`, `label` (true or false) and, if the
+judge sees one, the reference `answer`; for pairwise judges with `prompt`, `response_a`, `response_b`
+and `label` (\"a\", \"b\" or \"tie\"); for ranking ones with `prompt`, `responses` and `labels`. Exits
+with 1 if a false-positive rate is above `max_false_positive_rate` of the component.")]
 pub(crate) struct Calibrate {
     /// Configuration files (TOML) with the judge; later files override earlier ones.
     #[arg(value_name = "FILE", required = true)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,6 @@ pub(crate) struct Cache {
     limit: usize,
     file: Option<PathBuf>,
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -44,8 +43,8 @@ struct State {
     answers: BTreeMap<String, Remembered>,
     /// Keys, oldest first.
     order: VecDeque<String>,
-    /// Keys of questions that are being asked.
-    asked: Vec<String>,
+    /// Questions that are being asked.
+    asked: BTreeMap<String, Arc<Pending>>,
     /// The file at its end, once it is open.
     log: Option<File>,
     /// Lines of the file.
@@ -69,8 +68,7 @@ impl State {
 
 impl Cache {
     pub(crate) fn new(settings: &CacheSettings) -> Self {
-        let state = Mutex::default();
-        Self { limit: settings.entries, file: settings.file.clone(), state, changed: Condvar::new() }
+        Self { limit: settings.entries, file: settings.file.clone(), state: Mutex::default() }
     }
 
     /// The answer to the question with this key: the remembered one, or else that of `ask`, which is asked once at a time.
@@ -82,24 +80,26 @@ impl Cache {
         let mut state = self.state();
         self.open(&mut state)?;
         state.questions += 1;
-        let is_asked = |state: &mut State| state.asked.iter().any(|asked| asked == key);
-        state = self.changed.wait_while(state, is_asked).unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = state.answers.get(key).cloned() {
             state.hits += 1;
             return Ok(answer);
         }
-        state.asked.push(key.to_owned());
+        if let Some(pending) = state.asked.get(key).cloned() {
+            state.hits += 1;
+            drop(state);
+            return pending.wait();
+        }
+        let asking = Asking { cache: self, key, pending: Arc::default() };
+        state.asked.insert(key.to_owned(), Arc::clone(&asking.pending));
         drop(state);
-        // Ends the wait of others, whatever becomes of the question.
-        let asking = Asking { cache: self, key };
-        let answer = ask()?;
-        let mut state = self.state();
+        let answer = ask();
+        asking.pending.set(answer.clone());
+        let answer = answer?;
         if self.limit > 0 {
+            let mut state = self.state();
             state.insert(key, answer.clone(), self.limit);
             self.write(&mut state, key, &answer)?;
         }
-        drop(state);
-        drop(asking);
         Ok(answer)
     }
 
@@ -192,16 +192,39 @@ fn failed(file: &Path, error: &std::io::Error) -> ModelError {
     ModelError::Cache { file: file.to_owned(), reason: error.to_string() }
 }
 
-/// A question that is being asked.
+/// The answer to a question that is being asked, or its failure. All who wait for it get the same.
+#[derive(Debug, Default)]
+struct Pending {
+    answer: Mutex<Option<Result<Remembered, ModelError>>>,
+    changed: Condvar,
+}
+
+impl Pending {
+    fn set(&self, answer: Result<Remembered, ModelError>) {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(answer);
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) -> Result<Remembered, ModelError> {
+        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_while(answer, |answer| answer.is_none());
+        let answer = waited.unwrap_or_else(PoisonError::into_inner).clone();
+        answer.unwrap_or(Err(ModelError::Closed))
+    }
+}
+
+/// A question that is being asked. Ends the wait of others, whatever becomes of it.
 struct Asking<'c> {
     cache: &'c Cache,
     key: &'c str,
+    pending: Arc<Pending>,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.cache.state().asked.retain(|asked| asked != self.key);
-        self.cache.changed.notify_all();
+        self.cache.state().asked.remove(self.key);
+        // Without effect, unless asking panicked.
+        self.pending.set(Err(ModelError::Closed));
     }
 }
 
@@ -249,6 +272,28 @@ mod tests {
         });
         assert_eq!(calls.load(Ordering::Relaxed), 1);
         assert_eq!((cache.take_counts(), cache.take_counts()), ((8, 7), (0, 0)));
+    }
+
+    /// Otherwise each of a group of equal completions would wait for a silent server in turn.
+    #[test]
+    fn all_who_wait_for_a_question_share_its_failure() {
+        let (cache, calls) = (cache(10, None), AtomicU64::new(0));
+        let waits = || cache.state().questions == 4;
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let answer = cache.answer("key", || {
+                        calls.fetch_add(1, Ordering::Relaxed);
+                        while !waits() {
+                            std::thread::yield_now();
+                        }
+                        Err(ModelError::Closed)
+                    });
+                    assert_eq!(answer, Err(ModelError::Closed));
+                });
+            }
+        });
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
     #[test]
