@@ -47,11 +47,11 @@ def wrong(a: int, b: int, rng: random.Random) -> str:
     return result if result != str(right) else str(right + 1)
 
 
-def answer(a: int, b: int, verdict: str) -> str:
-    """What the judge writes: it adds digit by digit, and then compares."""
+def answer(a: int, b: int, result: str, verdict: str) -> str:
+    """What the judge writes: it adds digit by digit, puts the result next to the given one, and compares."""
     carry, low = divmod(a % 10 + b % 10, 10)
     high = f"{a // 10}+{b // 10}" + (f"+{carry}" if carry else "")
-    thought = f"{a % 10}+{b % 10}={carry}{low} {high}={a // 10 + b // 10 + carry} {a + b}"
+    thought = f"{a % 10}+{b % 10}={carry}{low} {high}={a // 10 + b // 10 + carry} {a + b}:{result[:4]}"
     return f"<think>{thought}</think>{verdict}"
 
 
@@ -61,12 +61,12 @@ def main() -> None:
     held_out, train = SUMS[:1000], SUMS[1000:]
     with Path("judge-train.jsonl").open("w") as file:
         for text in EMPTY:
-            row = {"prompt": f"10+10={text}?", "answer": "no", "demonstration": answer(10, 10, "no")}
+            row = {"prompt": f"10+10={text}?", "answer": "no", "demonstration": answer(10, 10, text, "no")}
             file.write(json.dumps(row) + "\n")
         for _ in range(3):
             for a, b in train:
                 for result, verdict in [(str(a + b), "yes"), (wrong(a, b, rng), "no")]:
-                    demonstration = answer(a, b, verdict)
+                    demonstration = answer(a, b, result, verdict)
                     row = {"prompt": f"{a}+{b}={result}?", "answer": verdict, "demonstration": demonstration}
                     file.write(json.dumps(row) + "\n")
     with Path("judge-labelled.jsonl").open("w") as file:

@@ -19,7 +19,7 @@ fn prefers_longer() -> Server {
     })
 }
 
-fn pairwise(url: &str, keys: Value) -> Value {
+fn pairwise(url: &str, keys: &Value) -> Value {
     let mut all = json!({ "verdict": "pairwise" });
     for (key, value) in keys.as_object().unwrap() {
         all[key] = value.clone();
@@ -30,7 +30,7 @@ fn pairwise(url: &str, keys: Value) -> Value {
 #[test]
 fn pairs_are_asked_in_both_orders() {
     let server = prefers_longer();
-    let own = scorer(&pairwise(&server.url, json!({})));
+    let own = scorer(&pairwise(&server.url, &json!({})));
     let expected = vec![Some(1.0), Some(0.0), Some(0.5)];
     assert_eq!(values(&own, "two", &["two, exactly", "2", "2.0"]), Ok(expected));
     let orders: Vec<(String, String)> = server
@@ -51,7 +51,7 @@ fn pairs_are_asked_in_both_orders() {
 #[test]
 fn a_judge_that_prefers_a_place_makes_ties() {
     let server = Server::start(|asked, _| asked.verdict("A"));
-    let scorer = scorer(&pairwise(&server.url, json!({})));
+    let scorer = scorer(&pairwise(&server.url, &json!({})));
     assert_eq!(values(&scorer, "two", &["2"]), Ok(vec![Some(0.5)]));
     assert_eq!(scorer.take_metrics()["judge_order_swaps"], 1.0);
 }
@@ -60,10 +60,10 @@ fn a_judge_that_prefers_a_place_makes_ties() {
 fn groups_play_in_a_circle() {
     let server = prefers_longer();
     let texts = ["a", "bb", "ccc", "dddd"];
-    let next = scorer(&pairwise(&server.url, json!({ "against": "group" })));
+    let next = scorer(&pairwise(&server.url, &json!({ "against": "group" })));
     assert_eq!(values(&next, "", &texts), Ok(vec![Some(0.0), Some(0.5), Some(0.5), Some(1.0)]));
     assert_eq!(server.asked().len(), 8);
-    let all = scorer(&pairwise(&server.url, json!({ "against": "group", "opponents": 3 })));
+    let all = scorer(&pairwise(&server.url, &json!({ "against": "group", "opponents": 3 })));
     let thirds: Vec<Option<f64>> = (0..4).map(|wins| Some(f64::from(wins) / 3.0)).collect();
     assert_eq!(values(&all, "", &texts), Ok(thirds));
     assert_eq!(server.asked().len(), 8 + 12);
@@ -74,7 +74,7 @@ fn groups_play_in_a_circle() {
 fn one_failure_of_a_comparison_fails_the_group() {
     let server =
         Server::start(|asked, _| asked.verdict(if asked.block("response_a") == "bb" { "?" } else { "A" }));
-    let scorer = scorer(&pairwise(&server.url, json!({ "against": "group" })));
+    let scorer = scorer(&pairwise(&server.url, &json!({ "against": "group" })));
     let error = values(&scorer, "", &["a", "bb", "ccc"]).unwrap_err();
     assert!(error.contains("a verdict that is not permitted"), "{error}");
 }

@@ -7,21 +7,21 @@ use super::{component, rewards, scorer, values};
 
 /// The result of a response that the server judges, and the number of requests.
 fn outcome(
-    keys: serde_json::Value,
+    keys: &serde_json::Value,
     act: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static,
 ) -> (Result<f64, String>, usize) {
     let server = Server::start(act);
-    let scorer = scorer(&component(&server.url, &keys));
+    let scorer = scorer(&component(&server.url, keys));
     let value = values(&scorer, "2", &["It is 2."]).map(|values| values[0].unwrap());
     (value, server.asked().len())
 }
 
 fn fails(expected: &str, requests: usize, act: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) {
-    fails_with(json!({}), expected, requests, act);
+    fails_with(&json!({}), expected, requests, act);
 }
 
 fn fails_with(
-    keys: serde_json::Value,
+    keys: &serde_json::Value,
     expected: &str,
     requests: usize,
     act: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static,
@@ -36,7 +36,7 @@ fn fails_with(
 #[test]
 fn verdicts_are_values() {
     for (verdict, value) in [("yes", 1.0), ("No.", 0.0)] {
-        assert_eq!(outcome(json!({}), move |asked, _| asked.verdict(verdict)), (Ok(value), 1));
+        assert_eq!(outcome(&json!({}), move |asked, _| asked.verdict(verdict)), (Ok(value), 1));
     }
 }
 
@@ -71,12 +71,12 @@ fn answers_without_a_verdict_are_failures() {
 
 #[test]
 fn a_whole_answer_is_a_verdict_only_without_other_words() {
-    let keys = || json!({ "reasons": false });
-    assert_eq!(outcome(keys(), |_, _| say("Yes")), (Ok(1.0), 1));
+    let keys = json!({ "reasons": false });
+    assert_eq!(outcome(&keys, |_, _| say("Yes")), (Ok(1.0), 1));
     for answer in ["Yes, it is.", "yes no", "no\nyes", "The answer: yes", "`yes`", "\"yes\""] {
-        fails_with(keys(), "not permitted", 1, move |_, _| say(answer));
+        fails_with(&keys, "not permitted", 1, move |_, _| say(answer));
     }
-    fails_with(keys(), "not permitted", 1, |asked, _| Act::Say(asked.text().to_owned()));
+    fails_with(&keys, "not permitted", 1, |asked, _| Act::Say(asked.text().to_owned()));
 }
 
 /// A response that contains the form does not get it into the answer: it does not know the nonce.
@@ -127,7 +127,7 @@ fn requests_that_may_pass_are_repeated() {
 fn retries_are_bounded() {
     fails("answered with status 500 after 2 attempts: oops", 2, |_, _| Act::Status(500, "", "oops".into()));
     fails("after 2 attempts", 2, |_, _| Act::Close);
-    fails_with(json!({ "limits": { "retries": 0 } }), "status 429: busy", 1, |_, _| {
+    fails_with(&json!({ "limits": { "retries": 0 } }), "status 429: busy", 1, |_, _| {
         Act::Status(429, "", "busy".into())
     });
     // A wait beyond the timeout is not begun.

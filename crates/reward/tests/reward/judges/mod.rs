@@ -1,5 +1,7 @@
 //! Judges, against a server that does what the test says.
 
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+
 mod calibrating;
 mod groups;
 mod hostile;
