@@ -2,9 +2,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rloom_core::{Program, ValueRange};
+use rloom_core::{Program, SettingProblem, ValueRange};
 use rloom_sandbox::code::{Case, CodeJudge, Language, cases};
-use rloom_sandbox::{Choice, Limits, Sandbox, SandboxError};
+use rloom_sandbox::{Choice, Executor, Limits, Sandbox, SandboxError, Server};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,10 @@ pub struct Code {
     pub fenced: bool,
     /// Protection of the machine from the programs.
     pub sandbox: Choice,
+    /// Address of a server with the HTTP interface of SandboxFusion, such as `http://127.0.0.1:8080/run_code`, that runs the
+    /// programs instead of this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// Folders that programs can read in addition to those of the system, such as that of an interpreter; its `bin` is
     /// searched first.
     pub readable: Vec<PathBuf>,
@@ -59,6 +63,7 @@ impl Default for Code {
             score: Score::All,
             fenced: true,
             sandbox: Choice::Auto,
+            url: None,
             readable: Vec::new(),
             case_seconds: 10.0,
             memory_mib: 1024,
@@ -75,9 +80,32 @@ impl Code {
         if let Some(workers) = self.workers {
             ValueRange::between(1.0, 4096.0).check("workers", f64::from(workers))?;
         }
+        if let Some(url) = &self.url {
+            self.validate_server(url)?;
+        }
         match self.readable.iter().find(|folder| !folder.is_absolute()) {
             Some(folder) => Err(ComponentError::RelativeFolder { folder: folder.display().to_string() }),
             None => Ok(()),
+        }
+    }
+
+    fn validate_server(&self, url: &str) -> Result<(), ComponentError> {
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            let expected = "an address that begins with `http://` or `https://`";
+            return Err(SettingProblem::Invalid { value: format!("{url:?}"), expected }.at("url").into());
+        }
+        let unread = [("sandbox", self.sandbox != Choice::Auto), ("readable", !self.readable.is_empty())];
+        match unread.into_iter().find(|(_, is_given)| *is_given) {
+            Some((key, _)) => Err(ComponentError::UnreadByServer { key }),
+            None => Ok(()),
+        }
+    }
+
+    /// Where programs run.
+    fn executor(&self) -> Result<Executor, SandboxError> {
+        match &self.url {
+            None => Ok(Sandbox::detect(&Program::current(), self.sandbox)?.into()),
+            Some(url) => Ok(Server::new(url).into()),
         }
     }
 
@@ -109,8 +137,9 @@ pub(crate) struct CodeReward {
 impl CodeReward {
     fn judge_of_machine(&self) -> Result<&CodeJudge, JudgeError> {
         let found = self.judge.get_or_init(|| {
-            let sandbox = Sandbox::detect(&Program::current(), self.settings.sandbox)?;
-            Ok(CodeJudge::new(sandbox, self.settings.limits(), self.settings.readable.clone()))
+            let settings = &self.settings;
+            let executor = settings.executor()?;
+            Ok(CodeJudge::new(executor, settings.slots(), settings.limits(), settings.readable.clone()))
         });
         found.as_ref().map_err(|error| JudgeError::Sandbox(Box::new(error.clone())))
     }
@@ -165,11 +194,16 @@ impl Reward for CodeReward {
     }
 
     fn prepare(&self) -> Result<(), JudgeError> {
-        self.judge_of_machine().map(|_| ())
+        match self.judge_of_machine()?.executor() {
+            Executor::Machine(_) => Ok(()),
+            Executor::Server(server) => server
+                .check(Instant::now() + self.timeout)
+                .map_err(|error| JudgeError::Sandbox(Box::new(error))),
+        }
     }
 
     fn sandbox(&self) -> Option<&'static str> {
-        Some(self.judge_of_machine().ok()?.sandbox().tier().name())
+        Some(self.judge_of_machine().ok()?.executor().protection())
     }
 
     fn is_verifier(&self) -> bool {

@@ -168,6 +168,12 @@ pub enum ComponentError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Setting(#[from] SettingError),
+    /// A setting of this machine's sandbox beside the address of a server.
+    #[error("`{key}` has no effect with `url`: the server runs the programs")]
+    UnreadByServer {
+        /// The key.
+        key: &'static str,
+    },
     /// A folder whose path depends on the working directory.
     #[error("`readable`: {folder} is not an absolute path")]
     RelativeFolder {
