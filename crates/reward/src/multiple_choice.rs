@@ -75,7 +75,10 @@ impl Reward for MultipleChoice {
 fn chosen(text: &str) -> (&str, bool) {
     let Some(text) = after_reasoning(text) else { return ("", false) };
     match Extract::Boxed.find(text) {
-        Some(boxed) => (boxed, true),
+        // Of boxes with "or" between them, which are one answer elsewhere, the last one counts.
+        Some(boxed) => {
+            (boxed.rsplit_once("boxed{").map_or(boxed, |(_, last)| last.trim_end_matches('}')), true)
+        }
         None => (after_answer_is(text).unwrap_or(text), false),
     }
 }

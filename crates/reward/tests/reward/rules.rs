@@ -78,6 +78,7 @@ fn schemes_of_multiple_choice() {
     let component = json!({"kind": "multiple_choice"});
     // Only the last mark counts, the reasoning never, and a list of all letters is not a letter.
     assert!(!outcome(&component, "B", r"\boxed{B} no, \boxed{C}").1);
+    assert!(!outcome(&component, "B", r"\boxed{B} or \boxed{C}").1);
     assert!(!outcome(&component, "B", r"<think>\boxed{B}</think>\boxed{C}").1);
     assert!(!outcome(&component, "B", r"<think>\boxed{B}").1);
     assert_eq!(outcome(&component, "B", r"\boxed{ABCD}"), (-1.0, false, false));
