@@ -287,10 +287,10 @@ impl<'r> Compiler<'r> {
             "minItems" => Rule::MinItems(size("minItems")?),
             "maxItems" => Rule::MaxItems(size("maxItems")?),
             "uniqueItems" => {
-                match value.as_bool().ok_or_else(|| wrong("uniqueItems", at, "`true` or `false`"))? {
-                    true => Rule::UniqueItems,
-                    false => return Ok(None),
+                if !value.as_bool().ok_or_else(|| wrong("uniqueItems", at, "`true` or `false`"))? {
+                    return Ok(None);
                 }
+                Rule::UniqueItems
             }
             "contains" => Rule::Contains(self.node(value, &format!("{at}/contains"))?),
             "minProperties" => Rule::MinProperties(size("minProperties")?),

@@ -23,6 +23,9 @@ pub(super) struct JudgedCandidate<'c> {
     pub(super) rewards: Result<Rewards, String>,
 }
 
+/// The rewards of a group, or the error of all of them.
+type JudgedGroup = Result<Vec<Rewards>, String>;
+
 /// Judges groups, several at a time. `count` receives the size of each.
 pub(super) fn judge<'c>(
     scorer: &Scorer,
@@ -32,7 +35,7 @@ pub(super) fn judge<'c>(
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let workers = (cores + scorer.waiting_slots()).min(groups.len());
     let next = AtomicUsize::new(0);
-    let judged: Mutex<Vec<(usize, Result<Vec<Rewards>, String>)>> = Mutex::default();
+    let judged: Mutex<Vec<(usize, JudgedGroup)>> = Mutex::default();
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
