@@ -1,6 +1,7 @@
 //! Command-line arguments.
 
 mod cluster;
+mod play;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
+pub(crate) use self::play::{Env, Play};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -71,6 +73,11 @@ pub(crate) enum Command {
     Algo {
         #[command(subcommand)]
         command: Algo,
+    },
+    /// List the environments, or play one in the terminal.
+    Env {
+        #[command(subcommand)]
+        command: Env,
     },
     /// Measure training and generation speed, and compare it with the limits of this machine.
     Bench(Bench),
