@@ -31,7 +31,7 @@ fn keys_of_another_kind_are_refused() {
         (r#"{"max_turns": 3}"#, "unknown field `max_turns`, there are no fields (keys of the `single_turn`"),
         (
             r#"{"kind": "guess", "turns": 3}"#,
-            "unknown field `turns`, expected one of `kind`, `max_turns`, `function`",
+            "unknown field `turns`, expected one of `kind`, `max_turns`, `illegal_reward`",
         ),
     ] {
         let error = read(json).unwrap_err();
