@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rloom_core::{SampleKey, StopReason, Task};
 use rloom_function::Host;
 
+use crate::judge::JudgeModels;
 use crate::{ComponentError, JudgeError};
 
 /// A completion to judge, with its context.
@@ -14,6 +15,9 @@ pub struct Completion<'a> {
     pub task: &'a Task,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
+    /// Text after the prompt, without special tokens: that of the policy and the observations between its turns. Empty unless a component reads
+    /// it ([`Reward::reads_observations`]).
+    pub transcript: &'a str,
     /// Number of policy tokens, including the stop token.
     pub tokens: usize,
     /// The policy tokens.
@@ -85,6 +89,12 @@ pub trait Reward: Debug + Send + Sync {
         false
     }
 
+    /// True if it judges the whole episode: [`Completion::text`] is then the transcript. Otherwise it is what the policy wrote, so that text of
+    /// the environment earns no reward.
+    fn reads_observations(&self) -> bool {
+        false
+    }
+
     /// Number of completions that it judges at a time without using a thread's time, such as by asking other processes.
     /// It then enforces the timeout itself.
     fn waiting_slots(&self) -> usize {
@@ -93,6 +103,11 @@ pub trait Reward: Debug + Send + Sync {
 
     /// Has its processes start on other machines, if it has any. Called before it judges.
     fn place(&self, _host: Arc<dyn Host>) {}
+
+    /// Opens the models that it computes in this process, if it has any. Called before it judges.
+    fn open_models(&self, _models: &dyn JudgeModels) -> Result<(), JudgeError> {
+        Ok(())
+    }
 
     /// Checks that it can judge. Called before a run starts.
     fn prepare(&self) -> Result<(), JudgeError> {
@@ -120,6 +135,11 @@ pub trait Reward: Debug + Send + Sync {
     /// True if it reads the task's reference answer. A run checks before it starts that every task has one.
     fn reads_answer(&self) -> bool {
         false
+    }
+
+    /// A completion that gives a reference answer in the form that it expects; `None` if answers have none.
+    fn reference(&self, _answer: &str) -> Option<String> {
+        None
     }
 
     /// Checks the settings.

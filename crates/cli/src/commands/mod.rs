@@ -16,6 +16,7 @@ pub(crate) mod play;
 pub(crate) mod policy;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod reward;
 pub(crate) mod sandbox;
 pub(crate) mod track;
 pub(crate) mod train;

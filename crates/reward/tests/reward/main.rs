@@ -2,7 +2,10 @@
 
 mod answers;
 mod functions;
+mod judges;
 mod pairs;
 mod robustness;
+mod rules;
 mod scorer;
+mod tables;
 mod word_problems;
