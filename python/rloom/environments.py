@@ -50,10 +50,9 @@ def gymnasium(
 
     def play(task: dict[str, Any], seed: int) -> Generator[Any, str, float]:
         made = make()
-        try:
-            return (yield from _steps(made, task, seed, parse or _action(made), show or _shown, invalid_reward))
-        finally:
-            made.close()
+        with contextlib.closing(made) if hasattr(made, "close") else contextlib.nullcontext():
+            shown, parsed = show or _shown, parse or _action(made)
+            return (yield from _steps(made, task, seed, parsed, shown, invalid_reward))
 
     return play
 
@@ -61,13 +60,12 @@ def gymnasium(
 def gem(environment: str, *, invalid_reward: float = -0.1, **options: Any) -> Episode:
     """An environment of GEM (`gem-llm`), by its id. Actions and observations are texts."""
 
-    def play(task: dict[str, Any], seed: int) -> Generator[Any, str, float]:
+    def make(**options: Any) -> Any:
         import gem as library
 
-        made = library.make(environment, **options)
-        return (yield from _steps(made, task, seed, str, lambda observation, _: observation, invalid_reward))
+        return library.make(environment, **options)
 
-    return play
+    return gymnasium(make, parse=str, show=lambda text, _: text, invalid_reward=invalid_reward, **options)
 
 
 def textarena(
@@ -96,7 +94,7 @@ def textarena(
                         break
                     done, _ = made.step(action=opponent(observation) if opponent else "")
             if done:
-                return _first_reward(made)
+                return float(made.close()[0][0])
             # Observations repeat the whole history, which the policy has already.
             new = observation.removeprefix(seen)
             seen = observation
@@ -144,31 +142,25 @@ def reasoning_gym(dataset: str, **options: Any) -> Episode:
     return play
 
 
-def verifiers_tools(environment: Callable[[], Any]) -> Episode:
-    """A `ToolEnv` of verifiers, made by the given function.
+def verifiers_tools(make: Callable[[], Any]) -> Episode:
+    """A `ToolEnv` of verifiers before 0.2, made by the given function.
 
     The policy calls tools with `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; a turn without a call ends the
-    episode, which the environment's rubric scores.
+    episode, which the functions of the environment's rubric score.
     """
-    import asyncio
-
     made: list[Any] = []
 
     def play(task: dict[str, Any]) -> Generator[Any, str, float]:
+        import asyncio
+
         if not made:
-            made.append(environment())
+            made.append(make())
         (env,) = made
-        messages = _messages(task["prompt"])
-        if env.system_prompt:
-            messages = [{"role": "system", "content": env.system_prompt}, *messages]
-        tools = [inspect.signature(tool) for tool in env.tools]
-        described = "\n".join(
-            f"{tool.__name__}{signature}: {inspect.getdoc(tool) or ''}"
-            for tool, signature in zip(env.tools, tools, strict=True)
-        )
-        said = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\nTools:\n{described}"}]
+        tools = [f"{t.__name__}{inspect.signature(t)}: {inspect.getdoc(t) or ''}" for t in env.tools]
+        system = "\n".join([env.system_prompt or "You can call these tools:", *tools])
+        prompt = _messages(task["prompt"])
         completion: list[dict[str, Any]] = []
-        observation: list[dict[str, Any]] = said
+        observation = [{"role": "system", "content": system}, *prompt]
         for _ in range(env.max_turns if env.max_turns > 0 else 1000):
             reply = yield observation
             completion.append({"role": "assistant", "content": reply})
@@ -177,8 +169,8 @@ def verifiers_tools(environment: Callable[[], Any]) -> Episode:
                 break
             observation = [{"role": "user", "content": _call(env, call)} for call in calls]
             completion += observation
-        state = {"prompt": messages, "completion": completion, "answer": task["answer"], "info": task, "task": ""}
-        return float(asyncio.run(_score(env, state)))
+        known = {"prompt": prompt, "completion": completion, "answer": task["answer"], "info": task}
+        return asyncio.run(_score(env.rubric, known))
 
     return play
 
@@ -204,7 +196,7 @@ def openenv(
 
             def ask(kind: str, data: dict[str, Any]) -> dict[str, Any]:
                 socket.send(json.dumps({"type": kind, "data": data}))
-                answer = json.loads(socket.recv(timeout=timeout))
+                answer: dict[str, Any] = json.loads(socket.recv(timeout=timeout))
                 if answer.get("type") not in ("observation", "error"):
                     raise OpenEnvError(f"{url} answered {kind} with {str(answer)[:200]}")
                 data = answer.get("data") or {}
@@ -291,11 +283,6 @@ def _answer(reply: str) -> str:
     return (tagged[-1] if tagged else reply).strip()
 
 
-def _first_reward(environment: Any) -> float:
-    rewards, _ = environment.close()
-    return float(rewards[0])
-
-
 def _call(environment: Any, text: str) -> str:
     """Calls a tool; mistakes are told to the policy."""
     try:
@@ -307,22 +294,16 @@ def _call(environment: Any, text: str) -> str:
     return f"<tool_response>\n{result}\n</tool_response>"
 
 
-async def _score(environment: Any, state: dict[str, Any]) -> float:
-    """The weighted sum of the functions of a rubric, called with what each asks for."""
+async def _score(rubric: Any, known: dict[str, Any]) -> float:
+    """The weighted sum of the functions of a rubric, called with what each asks for. Weight 0 is for monitoring."""
+    known = {**known, "state": known, "parser": getattr(rubric, "parser", None)}
     total = 0.0
-    rubric = environment.rubric
     for function, weight in zip(rubric._get_reward_funcs(), rubric._get_reward_weights(), strict=True):
-        parser = getattr(rubric, "parser", None)
-        total += weight * float(await _called(function, {**state, "state": state, "parser": parser}))
+        if weight != 0:
+            named = inspect.signature(function).parameters
+            value = function(**{name: known[name] for name in named if name in known})
+            total += weight * float(await value if inspect.isawaitable(value) else value)
     return total
-
-
-async def _called(function: Callable[..., Any], known: dict[str, Any]) -> Any:
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {parameter.name for parameter in parameters}
-    result = function(**{name: value for name, value in known.items() if takes_all or name in named})
-    return await result if inspect.isawaitable(result) else result
 
 
 class _Chance:
