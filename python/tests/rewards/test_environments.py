@@ -22,7 +22,7 @@ pytestmark = pytest.mark.rewards
 
 def _load() -> ModuleType:
     """The module alone, so that these tests need no wheel."""
-    file = Path(__file__).parent.parent / "rloom" / "environments.py"
+    file = Path(__file__).parents[2] / "rloom" / "environments.py"
     spec = importlib.util.spec_from_file_location("rloom_environments", file)
     assert spec
     assert spec.loader
