@@ -37,6 +37,12 @@ impl From<Source> for DataSettings {
 }
 
 impl DataSettings {
+    /// True if there is a generator of games with this name, which the environment of the same name plays.
+    pub fn is_game(name: &str) -> bool {
+        serde_json::from_value::<Self>(serde_json::json!({ "generator": name }))
+            .is_ok_and(|settings| settings.source.is_game())
+    }
+
     /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
         self.prompt_format.validate()?;

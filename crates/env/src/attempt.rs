@@ -101,6 +101,11 @@ impl Attempt {
         self.over
     }
 
+    /// Step rewards of the turns so far; empty if the environment gives none.
+    pub fn step_rewards(&self) -> impl Iterator<Item = f64> {
+        self.trajectory.steps().map(|step| step.reward)
+    }
+
     /// What a person sees before the next turn, if the environment shows it.
     pub fn view(&self) -> Option<View> {
         self.interaction.view()

@@ -5,6 +5,7 @@
 mod attempts;
 mod conforming;
 mod demonstrations;
+mod games;
 mod guess;
 mod python;
 mod settings;
