@@ -155,6 +155,12 @@ impl ChatTemplate {
         &self.names
     }
 
+    /// True if the source of a template contains a text.
+    pub fn mentions(&self, text: &str) -> bool {
+        let sources = self.names.iter().filter_map(|name| self.environment.get_template(name).ok());
+        sources.into_iter().any(|template| template.source().contains(text))
+    }
+
     /// Renders a conversation to the same text as `transformers`.
     ///
     /// Messages serialise to objects with at least `role` and usually `content`: [`rloom_core::ChatMessage`], or JSON

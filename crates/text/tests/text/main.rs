@@ -1,5 +1,6 @@
 //! Tokenizers and chat templates compared with `transformers`.
 
+mod calls;
 mod chat_golden;
 mod folders;
 mod next_turn;
