@@ -30,7 +30,7 @@ use serde_json::{Map, Value};
 pub use schema::violation;
 pub use written::Written;
 
-use crate::Tokenizer;
+use crate::{ChatTemplate, Tokenizer};
 
 /// Format in which a policy writes calls of tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -187,7 +187,11 @@ impl CallFormat {
 
     /// The format that the chat template of a tokenizer writes.
     pub fn detect(tokenizer: &Tokenizer) -> Option<Self> {
-        let template = tokenizer.chat_template()?;
+        Self::of_template(tokenizer.chat_template()?)
+    }
+
+    /// The format that a chat template writes.
+    pub fn of_template(template: &ChatTemplate) -> Option<Self> {
         // In this order: some templates contain a mark of a format that is named after theirs.
         let marks = [
             ("<function=", Self::QwenCoder),
@@ -198,7 +202,7 @@ impl CallFormat {
             ("<|channel|>", Self::Harmony),
             ("<tool_call>", Self::Hermes),
             ("<|python_tag|>", Self::Llama3),
-            ("\"parameters\": ", Self::Llama3),
+            ("ipython", Self::Llama3),
         ];
         marks.into_iter().find_map(|(mark, format)| template.mentions(mark).then_some(format))
     }

@@ -79,3 +79,79 @@ fn calls_are_those_of_the_reference_parsers() {
     assert_eq!(compared.len(), 7, "{compared:?}");
     assert!(compared.values().all(|cases| *cases >= 7), "{compared:?}");
 }
+
+/// Calls of Mistral's and of tags, which the reference does not have.
+#[test]
+fn calls_of_other_formats_are_read() {
+    let Golden { tools, .. } = golden();
+    let parse = |format: CallFormat, text: &str| {
+        let parsed = format.parse(&Written::plain(text), false, &tools);
+        let call = |call: &rloom_text::calls::CallAttempt| {
+            (call.name.clone().unwrap_or_default(), call.arguments.clone(), call.status, call.id.clone())
+        };
+        (parsed.content, parsed.calls.iter().map(call).collect::<Vec<_>>())
+    };
+    let ok = |name: &str, arguments: Value, id: Option<&str>| {
+        (name.to_owned(), arguments, CallStatus::Ok, id.map(str::to_owned))
+    };
+    let (content, calls) = parse(
+        CallFormat::Mistral,
+        r#"So.[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "weather", "arguments": {"city": "a"}}]"#,
+    );
+    assert_eq!(content, "So.");
+    assert_eq!(calls, [ok("now", json!({}), Some("abcdefghi")), ok("weather", json!({"city": "a"}), None)]);
+    let (_, calls) =
+        parse(CallFormat::Mistral, r#"[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "a"}"#);
+    assert_eq!(calls, [ok("now", json!({}), None), ok("weather", json!({"city": "a"}), Some("abcdefghi"))]);
+    for (text, status) in [
+        ("[TOOL_CALLS][{", CallStatus::InvalidJson),
+        ("[TOOL_CALLS][]", CallStatus::MalformedStructure),
+        ("[TOOL_CALLS]now", CallStatus::MalformedStructure),
+        ("[TOOL_CALLS][ARGS]{}", CallStatus::MissingName),
+        ("[TOOL_CALLS]now[ARGS]{", CallStatus::InvalidJson),
+        ("[TOOL_CALLS]{\"arguments\": {}}", CallStatus::MissingName),
+    ] {
+        assert_eq!(parse(CallFormat::Mistral, text).1[0].2, status, "{text}");
+    }
+
+    let (content, calls) = parse(CallFormat::Tags, "<think><now></now></think>So <weather> Zürich </weather><now></now> x");
+    assert_eq!(content, "So");
+    assert_eq!(calls, [ok("weather", json!({"city": "Zürich"}), None), ok("now", json!({}), None)]);
+    let (_, calls) = parse(CallFormat::Tags, "<weather>Zürich");
+    assert_eq!(calls[0].2, CallStatus::UnclosedBlock);
+    assert_eq!(parse(CallFormat::Tags, "<other>x</other>").1, []);
+}
+
+#[test]
+fn calls_are_checked_against_the_declared_tools() {
+    let Golden { tools, .. } = golden();
+    let mut calls = CallFormat::Hermes
+        .parse(
+            &Written::plain(
+                r#"<tool_call>{"name": "later", "arguments": {}}</tool_call><tool_call>{"name": "weather", "arguments": {"days": "x"}}</tool_call><tool_call>{"name": "weather", "arguments": "Zürich"}</tool_call><tool_call>{"name": "now"}</tool_call>"#,
+            ),
+            false,
+            &tools,
+        )
+        .calls;
+    check(&mut calls, &tools);
+    let found: Vec<_> = calls.iter().map(|call| (call.status, call.problem.as_deref())).collect();
+    assert_eq!(
+        found,
+        [
+            (CallStatus::UnknownTool, Some("there is no tool `later`; the tools are weather, now")),
+            (CallStatus::BadArguments, Some("`days` must be of type integer")),
+            (CallStatus::BadArguments, Some("the arguments must be of type object")),
+            (CallStatus::Ok, None),
+        ]
+    );
+}
+
+/// Marks that are tokens are found by their token: the same text in other tokens is text.
+#[test]
+fn marks_are_tokens() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level");
+    let tokenizer = rloom_text::Tokenizer::load(&folder).unwrap();
+    let written = CallFormat::Hermes.written(&tokenizer, &tokenizer.encode("<tool_call>{}</tool_call>", false).unwrap());
+    assert_eq!(CallFormat::Hermes.parse(&written.unwrap(), false, &[]).calls.len(), 1);
+}
