@@ -22,6 +22,7 @@ mod prompt_format;
 mod record;
 mod rows;
 mod settings;
+mod source;
 
 pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};
 pub use dataset::{Dataset, Split};
@@ -35,6 +36,7 @@ pub use generator::{
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
-pub use settings::{DataSettings, Source};
+pub use settings::DataSettings;
+pub use source::Source;
 
 use permutation::Permutation;

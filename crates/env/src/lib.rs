@@ -24,6 +24,7 @@ mod dialogue;
 mod environment;
 mod error;
 mod guess;
+mod keys;
 mod python;
 mod render;
 mod settings;

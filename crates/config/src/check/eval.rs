@@ -1,7 +1,5 @@
 //! `[eval]`.
 
-use rloom_data::Source;
-
 use super::{environment, eval_tables, values};
 use crate::compose::{Draft, EvalDraft};
 use crate::problem::{Code, Problem};
@@ -32,15 +30,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
                 )),
         );
     }
-    let size = match &eval.data.value.source {
-        Source::Files(_) => None,
-        Source::Arithmetic(s) => s.eval_size,
-        Source::Countdown(s) => s.eval_size,
-        Source::Guess(s) => s.eval_size,
-        Source::Programs(s) => s.eval_size,
-        Source::Sorting(s) => s.eval_size,
-    };
-    if let Some(size) = size
+    if let Some(size) = eval.data.value.source.eval_size()
         && size < keys.value.tasks
     {
         problems.push(
@@ -90,17 +80,19 @@ fn check_verifier(eval: &EvalDraft, problems: &mut Vec<Problem>) {
 }
 
 /// The verifiers that can judge the tasks.
-fn verifiers(eval: &EvalDraft) -> &'static str {
-    match &eval.data.value.source {
-        Source::Files(_) if eval.environment.value.has_steps() => "the verifier `environment`",
-        Source::Files(_) => "one of the verifiers `exact`, `numeric`, `math`, `countdown`, `code`",
-        Source::Arithmetic(_) => "one of the verifiers `exact`, `numeric`, `math`",
-        Source::Countdown(_) => "the verifier `countdown`",
-        Source::Guess(_) => "the verifier `environment`",
-        Source::Programs(_) => "the verifier `code`",
-        Source::Sorting(_) => "the verifier `exact`",
-    }
+fn verifiers(eval: &EvalDraft) -> String {
+    let verifiers = match eval.data.value.source.verifiers() {
+        [] if eval.environment.value.has_steps() => &["environment"],
+        [] => ANY_TASK,
+        own => own,
+    };
+    let one = if verifiers.len() == 1 { "the verifier" } else { "one of the verifiers" };
+    let names: Vec<String> = verifiers.iter().map(|name| format!("`{name}`")).collect();
+    format!("{one} {}", names.join(", "))
 }
+
+/// Verifiers for the rows of files.
+const ANY_TASK: &[&str] = &["exact", "numeric", "math", "countdown", "code"];
 
 fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {
     let samples = eval.keys.value.samples;

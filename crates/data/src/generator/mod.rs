@@ -69,48 +69,6 @@ pub(crate) struct GeneratedTask {
     pub(crate) tests: Option<Value>,
 }
 
-/// A source of tasks that reads no files.
-#[derive(Debug, Clone)]
-pub(crate) enum Generator {
-    Arithmetic(Arithmetic),
-    Countdown(Countdown),
-    Guess(Guess),
-    Programs(Programs),
-    Sorting(Sorting),
-}
-
-impl Generator {
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Arithmetic(_) => "arithmetic",
-            Self::Countdown(_) => "countdown",
-            Self::Guess(_) => "guess",
-            Self::Programs(_) => "programs",
-            Self::Sorting(_) => "sorting",
-        }
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        match self {
-            Self::Arithmetic(g) => g.len(),
-            Self::Countdown(g) => g.len(),
-            Self::Guess(g) => g.len(),
-            Self::Programs(g) => g.len(),
-            Self::Sorting(g) => g.len(),
-        }
-    }
-
-    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
-        match self {
-            Self::Arithmetic(g) => g.task(position),
-            Self::Countdown(g) => g.task(position),
-            Self::Guess(g) => g.task(position),
-            Self::Programs(g) => g.task(position),
-            Self::Sorting(g) => g.task(position),
-        }
-    }
-}
-
 /// Seed of values that are equal in every run.
 const FIXED: u64 = 0x5350_4C49_5453; // an arbitrary constant
 /// Stage of the keys that assign splits; the splits themselves use 0, 1 and 2.
