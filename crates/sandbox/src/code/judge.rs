@@ -7,13 +7,12 @@ use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
 use super::compare::{same_text, same_value};
+use super::execution::QUERY;
 use super::{Case, Language};
 use crate::{Ending, Execution, InputFile, Limits, Outcome, Sandbox, SandboxError};
 
 /// Runs one test against the program, which is in a process of its own.
 const TESTER: &str = include_str!("tester.py");
-/// Runs SQL.
-const QUERY: &str = include_str!("query.py");
 /// Verdicts to remember.
 const VERDICTS: usize = 1 << 16;
 /// Compiled programs to remember.

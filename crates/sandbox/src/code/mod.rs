@@ -3,9 +3,11 @@
 mod cache;
 mod case;
 mod compare;
+mod execution;
 mod judge;
 mod language;
 
 pub use case::{Case, CaseError, cases};
+pub use execution::execution;
 pub use judge::{CaseVerdict, CodeJudge, CodeVerdict};
 pub use language::Language;

@@ -27,7 +27,7 @@ pub(super) fn parse(written: &Written) -> Parsed {
 /// Reads the calls after one mark.
 fn read(written: &Written, span: std::ops::Range<usize>, inner: usize, calls: &mut Vec<CallAttempt>) {
     let raw = written.text()[inner..span.end].trim();
-    if raw.starts_with(['[', '{']) {
+    if raw.starts_with(['[', '{']) && !raw.starts_with(ARGUMENTS) {
         return match serde_json::from_str::<Value>(raw) {
             Ok(Value::Array(list)) if !list.is_empty() => calls.extend(list.iter().map(|call| {
                 let one = hermes::named(&call.to_string(), call, &["arguments", "parameters"]);

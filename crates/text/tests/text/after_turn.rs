@@ -98,8 +98,9 @@ fn results_are_added_as_by_the_templates_of_the_models() {
     let mut compared = 0;
     for (family, file) in [
         ("qwen3", "Qwen-Qwen3-0.6B.jinja"),
+        ("qwen35", "Qwen3.5-4B.jinja"),
         ("glm45", "GLM-4.6.jinja"),
-        ("kimi_k2", "moonshotai-Kimi-K2.jinja"),
+        ("kimi_k2", "Kimi-K2-Instruct.jinja"),
         ("llama_3", "meta-llama-Llama-3.1-8B-Instruct.jinja"),
     ] {
         let template = from_file(&folder.join(file));
@@ -108,7 +109,7 @@ fn results_are_added_as_by_the_templates_of_the_models() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 8);
+    assert_eq!(compared, 10);
 }
 
 #[test]
