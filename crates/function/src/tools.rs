@@ -14,7 +14,12 @@ pub struct ToolFunctions(Pool);
 
 impl ToolFunctions {
     /// Tools of `function`, `file.py:name`; no process starts yet. `timeout` limits each call.
-    pub fn new(function: &str, python: &str, workers: usize, timeout: Duration) -> Result<Self, FunctionError> {
+    pub fn new(
+        function: &str,
+        python: &str,
+        workers: usize,
+        timeout: Duration,
+    ) -> Result<Self, FunctionError> {
         let peer = python_peer(function, python, Role::Tools)?;
         Ok(Self(Pool::new(peer, Limits { workers, timeout, recycle: None, memory: None })))
     }

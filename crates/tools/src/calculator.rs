@@ -9,8 +9,6 @@ use crate::fraction::Fraction;
 use crate::source::text;
 use crate::{Output, Source, ToolError};
 
-/// Characters of results and errors.
-pub(crate) const ALPHABET: &str = "0123456789-./=() abcdefghijklmnopqrstuvwxyz:`'";
 /// Longest expression in bytes.
 const LONGEST: usize = 4096;
 /// Most parentheses and signs around a number.
@@ -99,7 +97,9 @@ impl Parser<'_> {
             if self.rest.starts_with("**") {
                 return Ok(value);
             }
-            let Some(operator) = self.take(&["//", "*", "/", "%", "×", "·", "÷"]) else { return Ok(value) };
+            let Some(operator) = self.take(&["//", "*", "/", "%", "×", "·", "÷"]) else {
+                return Ok(value);
+            };
             let right = self.signed()?;
             value = match operator {
                 "//" => value.floored_over(&right)?,
@@ -131,7 +131,11 @@ impl Parser<'_> {
     fn atom(&mut self) -> Result<Fraction, &'static str> {
         if self.take(&["("]).is_some() {
             let value = self.nested(Self::sum)?;
-            return if self.take(&[")"]).is_some() { Ok(value) } else { Err("a closing parenthesis is missing") };
+            return if self.take(&[")"]).is_some() {
+                Ok(value)
+            } else {
+                Err("a closing parenthesis is missing")
+            };
         }
         let is_part = |c: char| c.is_ascii_digit() || c == '.';
         let end = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
@@ -182,7 +186,11 @@ mod tests {
             ("6×7÷2−1", "20"),
             ("99999999999*99999999999", "9999999999800000000001"),
         ] {
-            assert_eq!(compute(expression).map(|value| value.to_string()).as_deref(), Ok(expected), "{expression}");
+            assert_eq!(
+                compute(expression).map(|value| value.to_string()).as_deref(),
+                Ok(expected),
+                "{expression}"
+            );
         }
     }
 

@@ -94,7 +94,8 @@ impl std::fmt::Display for Fraction {
         if *denominator == one {
             return write!(f, "{numerator}");
         }
-        let places = (1..=20u32).find(|places| BigInt::from(10).pow(*places) % denominator == BigInt::from(0));
+        let places =
+            (1..=20u32).find(|places| BigInt::from(10).pow(*places) % denominator == BigInt::from(0));
         match places {
             Some(places) => f.write_str(&decimals(numerator, denominator, places)),
             None => write!(f, "{numerator}/{denominator} = {}...", decimals(numerator, denominator, 8)),

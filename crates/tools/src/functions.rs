@@ -40,7 +40,12 @@ impl Source for Functions {
         &self.tools
     }
 
-    fn call(&self, tool: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError> {
+    fn call(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        timeout: Duration,
+    ) -> Result<Output, ToolError> {
         match self.functions.call(tool, arguments) {
             Ok(result) => Ok(Output { text: result.text, is_error: result.is_error }),
             Err(FunctionError::TimedOut { .. }) => Ok(timed_out(timeout)),

@@ -21,8 +21,6 @@ mod toolbox;
 
 pub use error::ToolError;
 pub use output::Output;
-pub use settings::{
-    CalculatorTool, FunctionTool, McpTool, ProgramTool, SearchTool, SqlTool, ToolSettings,
-};
+pub use settings::{CalculatorTool, FunctionTool, McpTool, ProgramTool, SearchTool, SqlTool, ToolSettings};
 pub use source::Source;
-pub use toolbox::{Toolbox, Toolset};
+pub use toolbox::{PendingCall, Toolbox, Toolset};

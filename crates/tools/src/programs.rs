@@ -29,7 +29,8 @@ impl Programs {
         readable: Vec<PathBuf>,
     ) -> Result<Self, ToolError> {
         let sandbox = Sandbox::detect(&Program::current(), choice)?;
-        let description = "Runs a Python program and returns what it prints. Each call is a program of its own.";
+        let description =
+            "Runs a Python program and returns what it prints. Each call is a program of its own.";
         Ok(Self { tool: declaration(name, description, "code", "The program"), sandbox, limits, readable })
     }
 }

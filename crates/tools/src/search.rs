@@ -99,7 +99,8 @@ impl Corpus {
                     rarity * frequency * (K1 + 1.0) / (frequency + K1 * (1.0 - B + B * length));
             }
         }
-        let mut best: Vec<(usize, f64)> = scores.into_iter().enumerate().filter(|(_, score)| *score > 0.0).collect();
+        let mut best: Vec<(usize, f64)> =
+            scores.into_iter().enumerate().filter(|(_, score)| *score > 0.0).collect();
         best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         best.truncate(self.top_k);
         best
@@ -145,9 +146,8 @@ mod tests {
         let best = corpus.best("The CAT, the");
         assert_eq!(best.iter().map(|(document, _)| *document).collect::<Vec<_>>(), [0, 1]);
         // Three documents of 3, 7 and 2 words, 4 on average. `cat` is in one, `the` in two.
-        let weight = |frequency: f64, length: f64| {
-            frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * length / 4.0))
-        };
+        let weight =
+            |frequency: f64, length: f64| frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * length / 4.0));
         let (cat, the) = ((1.0f64 + 2.5 / 1.5).ln(), (1.0f64 + 1.5 / 2.5).ln());
         let expected = [(cat + 2.0 * the) * weight(1.0, 3.0), 2.0 * the * weight(2.0, 7.0)];
         for ((_, score), expected) in best.iter().zip(expected) {

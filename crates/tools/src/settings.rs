@@ -199,7 +199,8 @@ impl ToolSettings {
             Self::Search(tool) => absolute(&mut tool.corpus),
             Self::Function(tool) => tool.function = rloom_function::absolute_function(&tool.function),
             Self::Mcp(tool) => {
-                let words = tool.command.iter_mut().filter(|word| word.contains('/') && Path::new(word).exists());
+                let words =
+                    tool.command.iter_mut().filter(|word| word.contains('/') && Path::new(word).exists());
                 for word in words {
                     let mut path = PathBuf::from(&*word);
                     absolute(&mut path);
@@ -222,17 +223,10 @@ impl ToolSettings {
         matches!(self, Self::Mcp(tool) if tool.per_episode)
     }
 
-    /// Characters of the results, for models with a character tokenizer.
-    pub fn alphabet(&self) -> &'static str {
-        match self {
-            Self::Calculator(_) => crate::calculator::ALPHABET,
-            _ => "",
-        }
-    }
-
     /// Creates the source: reads its files, starts its processes. `timeout` limits each call.
     pub fn source(&self, timeout: Duration) -> Result<Arc<dyn Source>, ToolError> {
-        let limits = |mib: u64| Limits { cpu: timeout, wall: timeout, memory: mib << 20, ..Limits::default() };
+        let limits =
+            |mib: u64| Limits { cpu: timeout, wall: timeout, memory: mib << 20, ..Limits::default() };
         Ok(match self {
             Self::Calculator(tool) => Arc::new(Calculator::new(&tool.name)),
             Self::Python(tool) => Arc::new(Programs::new(

@@ -14,7 +14,12 @@ pub trait Source: Debug + Send + Sync {
 
     /// Calls a tool and waits for its result, which takes at most `timeout` once the tool runs. A call that takes longer is a
     /// result that says so.
-    fn call(&self, tool: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError>;
+    fn call(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        timeout: Duration,
+    ) -> Result<Output, ToolError>;
 
     /// The same tools with state of their own, for sources that keep state for each episode.
     fn episode(&self) -> Option<Arc<dyn Source>> {

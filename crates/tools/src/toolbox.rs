@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,9 @@ use rloom_text::calls::ToolDeclaration;
 use serde_json::{Map, Value};
 
 use crate::{Output, Source, ToolError, ToolSettings};
+
+/// A call that runs.
+pub type PendingCall = Pin<Box<dyn Future<Output = Result<Output, ToolError>> + Send>>;
 
 /// The tools of all sources. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -100,10 +104,11 @@ pub struct Toolset {
 }
 
 impl Toolset {
-    /// Calls a declared tool, on a thread of its own. A dropped call goes on until its timeout and is forgotten.
-    pub async fn call(&self, tool: &str, arguments: Map<String, Value>) -> Result<Output, ToolError> {
+    /// Starts a call of a tool, on a thread of its own. A dropped call goes on until its timeout and is forgotten.
+    pub fn call(&self, tool: &str, arguments: Map<String, Value>) -> PendingCall {
         let Some(place) = self.toolbox.tools.iter().position(|known| known.name == tool) else {
-            return Ok(Output::error(format!("there is no tool `{tool}`")));
+            let unknown = Output::error(format!("there is no tool `{tool}`"));
+            return Box::pin(std::future::ready(Ok(unknown)));
         };
         let origin = self.toolbox.source_of[place];
         let source = Arc::clone(self.own[origin].as_ref().unwrap_or(&self.toolbox.sources[origin]));
@@ -112,8 +117,11 @@ impl Toolset {
             let _call = call;
             source.call(&name, &arguments, timeout)
         });
-        running.await.unwrap_or_else(|error| {
-            Err(ToolError::Panicked { tool: tool.to_owned(), message: error.to_string() })
+        let tool = tool.to_owned();
+        Box::pin(async move {
+            let panicked =
+                |error: tokio::task::JoinError| ToolError::Panicked { tool, message: error.to_string() };
+            running.await.unwrap_or_else(|error| Err(panicked(error)))
         })
     }
 }

@@ -9,4 +9,5 @@ mod guess;
 mod python;
 mod settings;
 mod support;
+mod tools;
 mod unrendered;

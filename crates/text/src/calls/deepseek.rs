@@ -45,11 +45,8 @@ fn read(written: &Written, from: usize, end: usize) -> CallAttempt {
     let after = written.text()[separator + SEPARATOR.len()..end].trim();
     let (name, rest) = after.split_once('\n').unwrap_or((after, ""));
     let (name, body) = (name.trim(), unfenced(rest.trim()));
-    let arguments = if body.is_empty() {
-        Ok(Value::Object(Map::new()))
-    } else {
-        serde_json::from_str::<Value>(body)
-    };
+    let arguments =
+        if body.is_empty() { Ok(Value::Object(Map::new())) } else { serde_json::from_str::<Value>(body) };
     let status = match (&arguments, name.is_empty()) {
         (_, true) => CallStatus::MissingName,
         (Err(_), _) => CallStatus::InvalidJson,

@@ -23,6 +23,7 @@ mod written;
 
 use std::ops::Range;
 
+use rloom_core::ChatMessage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -243,7 +244,15 @@ impl CallFormat {
                 kimi::ARGUMENT_BEGIN,
                 kimi::CALL_END,
             ],
-            Self::Harmony => &["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"],
+            Self::Harmony => &[
+                "<|start|>",
+                "<|channel|>",
+                "<|message|>",
+                "<|constrain|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+            ],
             Self::Tags => &[reasoning::OPEN, reasoning::CLOSE],
         }
     }
@@ -278,14 +287,6 @@ impl CallFormat {
         results.into_iter().map(one).collect()
     }
 
-    /// Characters of [`plain_results`](Self::plain_results) around the results.
-    pub fn plain_alphabet(self) -> &'static str {
-        match self {
-            Self::Tags => "</result>",
-            _ => "\n</tool_response>",
-        }
-    }
-
     /// Identifier of a call for messages: the policy's own, or one in the form that templates of the family accept.
     pub fn call_id(self, attempt: &CallAttempt, number: usize) -> String {
         match (&attempt.id, self) {
@@ -297,6 +298,15 @@ impl CallFormat {
             (None, _) => format!("call{number:05}"),
         }
     }
+}
+
+/// A message of the assistant with one call, as templates receive it.
+pub fn call_message(name: &str, id: &str, argument: &str) -> ChatMessage {
+    let mut message = ChatMessage::new("assistant", "");
+    let function = serde_json::json!({ "name": name, "arguments": { "value": argument } });
+    let call = serde_json::json!({ "id": id, "type": "function", "function": function });
+    message.fields.insert("tool_calls".to_owned(), Value::Array(vec![call]));
+    message
 }
 
 /// Compares calls with the declared tools: calls of others, and arguments that do not fit the schema, get a status that says

@@ -62,9 +62,7 @@ fn check_object(
     depth: usize,
 ) -> Option<String> {
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
-    if let Some(missing) =
-        required.filter_map(Value::as_str).find(|name| !object.contains_key(*name))
-    {
+    if let Some(missing) = required.filter_map(Value::as_str).find(|name| !object.contains_key(*name)) {
         return Some(format!("`{missing}` is missing in {at}"));
     }
     let properties = schema.get("properties").and_then(Value::as_object);
@@ -119,7 +117,8 @@ mod tests {
                 "any": {"anyOf": [{"type": "null"}, {"type": "number"}]},
             },
         });
-        let good = [json!({"city": "a"}), json!({"city": "a", "days": 2.0, "unit": "f", "any": null, "tags": []})];
+        let good =
+            [json!({"city": "a"}), json!({"city": "a", "days": 2.0, "unit": "f", "any": null, "tags": []})];
         for value in good {
             assert_eq!(violation(&value, &schema), None, "{value}");
         }

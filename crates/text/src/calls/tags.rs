@@ -41,7 +41,8 @@ fn next<'t>(text: &str, from: usize, tools: &'t [ToolDeclaration]) -> Option<(us
 }
 
 fn arguments(tool: &ToolDeclaration, text: &str) -> Map<String, Value> {
-    let first = tool.parameters.get("properties").and_then(Value::as_object).and_then(|all| all.iter().next());
+    let first =
+        tool.parameters.get("properties").and_then(Value::as_object).and_then(|all| all.iter().next());
     let Some((name, schema)) = first else { return Map::new() };
     Map::from_iter([(name.clone(), values::value(text, Some(schema)).0)])
 }

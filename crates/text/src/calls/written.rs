@@ -23,10 +23,8 @@ impl Written {
     ) -> Result<Self, TextError> {
         let known: BTreeMap<u32, &'static str> =
             marks.iter().filter_map(|mark| Some((tokenizer.token_to_id(mark)?, *mark))).collect();
-        let mut written = Self {
-            text: String::new(),
-            atomic: known.values().map(|mark| (*mark, Vec::new())).collect(),
-        };
+        let mut written =
+            Self { text: String::new(), atomic: known.values().map(|mark| (*mark, Vec::new())).collect() };
         let mut start = 0;
         for (at, token) in tokens.iter().enumerate() {
             let Some(mark) = known.get(token) else { continue };
@@ -49,9 +47,7 @@ impl Written {
     /// The first place of a mark in `from..to`.
     pub(super) fn find_in(&self, mark: &str, from: usize, to: usize) -> Option<usize> {
         match self.atomic.get(mark) {
-            Some(places) => {
-                places.iter().copied().find(|place| *place >= from && place + mark.len() <= to)
-            }
+            Some(places) => places.iter().copied().find(|place| *place >= from && place + mark.len() <= to),
             None => self.text.get(from..to)?.find(mark).map(|place| from + place),
         }
     }

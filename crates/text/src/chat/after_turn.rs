@@ -1,10 +1,10 @@
 //! What follows a turn of the policy, without a rendering of the turn.
 
 use rloom_core::ChatMessage;
-use serde_json::{Value, json};
 
 use super::{ChatTemplate, RenderOptions};
 use crate::TextError;
+use crate::calls::call_message;
 
 /// Stands for what the policy wrote: a noncharacter, which does not occur in interchanged text.
 const MARK: &str = "\u{10FFFD}";
@@ -52,16 +52,6 @@ impl ChatTemplate {
         let text = render(ChatMessage::new("assistant", MARK))?;
         Ok(after_mark(&text, turn_end, ends, false).unwrap_or_default())
     }
-}
-
-/// A message of the assistant with one call.
-pub(crate) fn call_message(name: &str, id: &str, argument: &str) -> ChatMessage {
-    let mut message = ChatMessage::new("assistant", "");
-    let call = json!({
-        "id": id, "type": "function", "function": { "name": name, "arguments": { "value": argument } },
-    });
-    message.fields.insert("tool_calls".to_owned(), Value::Array(vec![call]));
-    message
 }
 
 /// The text after the mark, without the end of the turn if the policy wrote it. `is_inside`: the mark is within a call, so that

@@ -31,7 +31,8 @@ fn golden() -> Golden {
 }
 
 fn template(name: &str) -> ChatTemplate {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tool_templates/{name}.jinja"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tool_templates/{name}.jinja"));
     from_file(&path)
 }
 
@@ -64,11 +65,8 @@ fn id(format: CallFormat, number: usize) -> String {
 fn added(template: &ChatTemplate, tools: &[ToolDeclaration], case: &Case) -> Result<String, TextError> {
     let tools: Vec<Value> = tools.iter().map(ToolDeclaration::for_template).collect();
     let variables = json!({ "opens_reasoning": case.family == "qwen35" });
-    let options = RenderOptions {
-        tools: Some(&tools),
-        variables: variables.as_object(),
-        ..RenderOptions::default()
-    };
+    let options =
+        RenderOptions { tools: Some(&tools), variables: variables.as_object(), ..RenderOptions::default() };
     let id = id(case.format, 0);
     let call = Some(("weather", id.as_str()));
     let new = results(case.format, &case.results);
@@ -84,7 +82,13 @@ fn results_are_added_as_by_the_reference_renderers() {
         if case.family == "glm45" && case.turn_end.is_empty() {
             continue;
         }
-        assert_eq!(added(&template(name), &tools, case).unwrap(), case.added, "{}: {:?}", case.family, case.turn_end);
+        assert_eq!(
+            added(&template(name), &tools, case).unwrap(),
+            case.added,
+            "{}: {:?}",
+            case.family,
+            case.turn_end
+        );
     }
     assert_eq!(cases.len(), 24);
 }
@@ -100,7 +104,7 @@ fn results_are_added_as_by_the_templates_of_the_models() {
         ("qwen3", "Qwen-Qwen3-0.6B.jinja"),
         ("qwen35", "Qwen3.5-4B.jinja"),
         ("glm45", "GLM-4.6.jinja"),
-        ("kimi_k2", "Kimi-K2-Instruct.jinja"),
+        ("kimi_k2", "moonshotai-Kimi-K2.jinja"),
         ("llama_3", "meta-llama-Llama-3.1-8B-Instruct.jinja"),
     ] {
         let template = from_file(&folder.join(file));

@@ -65,7 +65,11 @@ fn calls_are_those_of_the_reference_parsers() {
         assert_eq!(calls.len(), expected.len(), "{at}: {calls:?}");
         for (call, expected) in calls.iter().zip(expected) {
             let raw = expected.raw.trim().to_owned();
-            assert_eq!((&call.name, call.status, &call.raw, call.span), (&expected.name, expected.status, &raw, expected.span), "{at}");
+            assert_eq!(
+                (&call.name, call.status, &call.raw, call.span),
+                (&expected.name, expected.status, &raw, expected.span),
+                "{at}"
+            );
             if call.status == CallStatus::Ok {
                 assert_eq!(call.arguments, expected.arguments, "{at}");
             }
@@ -100,8 +104,10 @@ fn calls_of_other_formats_are_read() {
     );
     assert_eq!(content, "So.");
     assert_eq!(calls, [ok("now", json!({}), Some("abcdefghi")), ok("weather", json!({"city": "a"}), None)]);
-    let (_, calls) =
-        parse(CallFormat::Mistral, r#"[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "a"}"#);
+    let (_, calls) = parse(
+        CallFormat::Mistral,
+        r#"[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "a"}"#,
+    );
     assert_eq!(calls, [ok("now", json!({}), None), ok("weather", json!({"city": "a"}), Some("abcdefghi"))]);
     for (text, status) in [
         ("[TOOL_CALLS][{", CallStatus::InvalidJson),
@@ -114,7 +120,8 @@ fn calls_of_other_formats_are_read() {
         assert_eq!(parse(CallFormat::Mistral, text).1[0].2, status, "{text}");
     }
 
-    let (content, calls) = parse(CallFormat::Tags, "<think><now></now></think>So <weather> Zürich </weather><now></now> x");
+    let (content, calls) =
+        parse(CallFormat::Tags, "<think><now></now></think>So <weather> Zürich </weather><now></now> x");
     assert_eq!(content, "So");
     assert_eq!(calls, [ok("weather", json!({"city": "Zürich"}), None), ok("now", json!({}), None)]);
     let (_, calls) = parse(CallFormat::Tags, "<weather>Zürich");
@@ -152,6 +159,7 @@ fn calls_are_checked_against_the_declared_tools() {
 fn marks_are_tokens() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level");
     let tokenizer = rloom_text::Tokenizer::load(&folder).unwrap();
-    let written = CallFormat::Hermes.written(&tokenizer, &tokenizer.encode("<tool_call>{}</tool_call>", false).unwrap());
+    let written = CallFormat::Hermes
+        .written(&tokenizer, &tokenizer.encode("<tool_call>{}</tool_call>", false).unwrap());
     assert_eq!(CallFormat::Hermes.parse(&written.unwrap(), false, &[]).calls.len(), 1);
 }

@@ -102,7 +102,8 @@ impl Transport for HttpServer {
 
     fn request(&mut self, id: u64, request: &Value, deadline: Instant) -> Result<Incoming, Failure> {
         let mut response = self.post(request, deadline)?;
-        let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind =
+            response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let is_stream = kind.starts_with("text/event-stream");
         let body = response.body_mut().with_config().limit(LONGEST_BODY).reader();
         if is_stream {
@@ -110,7 +111,8 @@ impl Transport for HttpServer {
         }
         let mut text = String::new();
         let mut body = body;
-        body.read_to_string(&mut text).map_err(|error| self.broken(format!("broke off its answer: {error}")))?;
+        body.read_to_string(&mut text)
+            .map_err(|error| self.broken(format!("broke off its answer: {error}")))?;
         serde_json::from_str(&text).map_err(|error| self.broken(format!("answered nonsense: {error}")))
     }
 

@@ -102,7 +102,12 @@ impl Source for McpServers {
         &self.tools
     }
 
-    fn call(&self, tool: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError> {
+    fn call(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        timeout: Duration,
+    ) -> Result<Output, ToolError> {
         let connection = self.take().map_or_else(|| self.address.connect(timeout), Ok);
         let (result, connection) = match connection {
             Ok(mut connection) => match connection.call(tool, arguments, timeout) {
@@ -150,7 +155,12 @@ impl Source for OwnServer {
     }
 
     /// Calls of one episode are made one after another: their order is part of the state.
-    fn call(&self, tool: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError> {
+    fn call(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        timeout: Duration,
+    ) -> Result<Output, ToolError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, Own::NotStarted) {
             *state = Own::Running(self.address.connect(timeout)?);

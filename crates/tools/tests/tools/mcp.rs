@@ -153,7 +153,8 @@ fn serve(listener: &TcpListener) {
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
         let request: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let answer = |result: Value| json!({"jsonrpc": "2.0", "id": request["id"], "result": result}).to_string();
+        let answer =
+            |result: Value| json!({"jsonrpc": "2.0", "id": request["id"], "result": result}).to_string();
         let (kind, head, body) = match request["method"].as_str() {
             Some("initialize") => ("application/json", "mcp-session-id: s1\r\n", answer(json!({}))),
             Some("tools/list") => {
@@ -162,7 +163,8 @@ fn serve(listener: &TcpListener) {
             }
             Some("tools/call") => {
                 let result = answer(json!({"content": [{"type": "text", "text": session}]}));
-                let noise = "event: message\ndata: {\"jsonrpc\": \"2.0\", \"method\": \"notifications/x\"}\n\n";
+                let noise =
+                    "event: message\ndata: {\"jsonrpc\": \"2.0\", \"method\": \"notifications/x\"}\n\n";
                 ("text/event-stream", "", format!(": comment\n{noise}data: {result}\n\n"))
             }
             _ => ("application/json", "", String::new()),

@@ -34,10 +34,10 @@ def hang() -> str:
 
 if len(sys.argv) > 1:
     try:
+        server.run(transport="streamable-http", port=int(sys.argv[1]))
+    except TypeError:
         server.settings.port = int(sys.argv[1])
         server.run(transport="streamable-http")
-    except AttributeError:
-        server.run(transport="streamable-http", port=int(sys.argv[1]))
 else:
     server.run()
 "#;
@@ -63,8 +63,13 @@ fn servers_of_the_python_package() {
     let folder = tempfile::tempdir().unwrap();
     let file = python(folder.path(), "server.py", SERVER);
     check(json!({"kind": "mcp", "command": [interpreter(), file]}));
-    let hanging = toolbox(json!({"kind": "mcp", "command": [interpreter(), file], "per_episode": true}), SHORT).unwrap();
-    assert_eq!(call(&hanging.open(), "hang", json!({})).unwrap(), Output::error("the call took longer than 0.5 s"));
+    let hanging =
+        toolbox(json!({"kind": "mcp", "command": [interpreter(), file], "per_episode": true}), SHORT)
+            .unwrap();
+    assert_eq!(
+        call(&hanging.open(), "hang", json!({})).unwrap(),
+        Output::error("the call took longer than 0.5 s")
+    );
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) const LONG: Duration = Duration::from_mins(2);
 pub(crate) const SHORT: Duration = Duration::from_millis(500);
 
 pub(crate) fn call(tools: &Toolset, name: &str, arguments: Value) -> Result<Output, ToolError> {
-    block_on(tools.call(name, arguments.as_object().cloned().unwrap()))
+    block_on(async { tools.call(name, arguments.as_object().cloned().unwrap()).await })
 }
 
 /// Writes a file of Python into a folder.
