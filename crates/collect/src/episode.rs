@@ -174,7 +174,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     }
 
     /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
-    /// `on_interrupt` receives the partial episode whenever a weight update interrupts it.
+    /// `on_interrupt` receives the partial episode whenever a weight update interrupts it, and after each response that the
+    /// environment records.
     pub async fn run(
         &self,
         request: EpisodeRequest<'_>,
@@ -224,6 +225,13 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             turns.push(turn.clone());
             if self.environment(request.key, attempt.turn(turn)).await? == Progress::Done {
                 break;
+            }
+            if environment.records_responses() {
+                // A run that is killed later does not ask for them again.
+                on_interrupt(PartialEpisode {
+                    turns: turns.clone(),
+                    responses: attempt.responses().to_vec(),
+                });
             }
         }
         let judging = JudgingGuard::new(counters);

@@ -175,7 +175,13 @@ impl Attempt {
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
             return Err(self.refused(TurnProblem::Reward { reward }));
         }
-        self.append(turn, reward, is_masked);
+        let room = self.room() - turn.tokens.len();
+        let ends = match &next {
+            Next::Observation(Observation { tokens, .. }) => turn.stop.is_truncated() || tokens.len() >= room,
+            Next::Done => true,
+        };
+        // An episode needs a turn that carries loss.
+        self.append(turn, reward, is_masked && !ends);
         self.trajectory.stop = turn.stop;
         self.turns += 1;
         match next {

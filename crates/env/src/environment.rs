@@ -78,7 +78,7 @@ pub trait Interaction: Debug + Send {
         Box::pin(async move { self.step(turn).await.map(drop) })
     }
 
-    /// True if the turn of the last step carries no loss.
+    /// True if the turn of the last step carries no loss. That of an episode's last turn is not read: it always does.
     fn masks_turn(&self) -> bool {
         false
     }

@@ -56,7 +56,9 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise RefusedError(f"`{function.__name__}` has a parameter that cannot be given by name: `{parameter}`")
+            raise RefusedError(
+                f"`{function.__name__}` has a parameter that cannot be given by name: `{parameter}`"
+            )
         if name not in hints:
             raise RefusedError(f"parameter `{name}` of `{function.__name__}` has no type hint")
         properties[name] = schema(hints[name], name)
@@ -64,7 +66,12 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
             properties[name]["description"] = text
         if parameter.default is parameter.empty:
             required.append(name)
-    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
     return {"name": function.__name__, "description": description, "parameters": parameters}
 
 
@@ -90,9 +97,7 @@ def schema(hint: Any, name: str) -> dict[str, Any]:
 
 def docstring(text: str) -> tuple[str, dict[str, str]]:
     """The description, and the texts of parameters: those of Google's style, or of lines `:param name: text`."""
-    documented: dict[str, str] = {}
-    for name, found in re.findall(r"^:param (?:\w+ )?(\w+):\s*(.*)$", text, re.MULTILINE):
-        documented[name] = found
+    documented: dict[str, str] = dict(re.findall(r"^:param (?:\w+ )?(\w+):\s*(.*)$", text, re.MULTILINE))
     description, _, rest = text.partition("\nArgs:\n")
     section = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
     last = ""
@@ -101,5 +106,7 @@ def docstring(text: str) -> tuple[str, dict[str, str]]:
             last, documented[found[1]] = found[1], found[2]
         elif last and line.strip():
             documented[last] += " " + line.strip()
-    description = re.split(r"^(?::param|Returns:|Raises:|Args:)", description, maxsplit=1, flags=re.MULTILINE)[0]
+    description = re.split(
+        r"^(?::param|Returns:|Raises:|Args:)", description, maxsplit=1, flags=re.MULTILINE
+    )[0]
     return description.strip(), documented

@@ -87,7 +87,6 @@ impl ToolEpisode {
         }
         let reward = self.settings.step_reward(is_malformed(&calls));
         if self.ends(turn, &calls) {
-            self.is_masked = self.masks(&calls);
             return Ok(Response { next: Next::Done, reward });
         }
         let fates = self.begin(&calls);

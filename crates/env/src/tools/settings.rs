@@ -22,7 +22,7 @@ pub enum OnMalformed {
     Observe,
     /// As `observe`, and the turn has a negative step reward.
     Penalty,
-    /// As `observe`, and the turn carries no loss.
+    /// As `observe`, and the turn carries no loss, unless it is the last one of its episode.
     Mask,
     /// The episode ends.
     End,

@@ -243,6 +243,11 @@ fn a_malformed_call_is_punished_masked_or_the_end() {
     // The masked turn is there, but it is not the policy's.
     assert_eq!(play(OnMalformed::Mask, None), (Progress::Continue, vec![], 2));
     assert_eq!(play(OnMalformed::End, None), (Progress::Done, vec![], 1));
+    // The only turn of an episode is never masked.
+    let settings = ToolsEnvironment { on_malformed: OnMalformed::Mask, max_turns: 1, ..settings() };
+    let mut played = Played::start(&environment(&source, &settings), &question());
+    played.play("<tool_call>x</tool_call>").unwrap();
+    assert_eq!(played.attempt.finish().unwrap().policy_ranges().count(), 1);
 }
 
 #[test]
@@ -333,6 +338,9 @@ fn a_template_without_calls_needs_a_format() {
     let characters = crate::support::tokenizer();
     let error = block_on(tools.start(&question(), &characters)).unwrap_err();
     assert!(error.to_string().contains("no format of tool calls that is known"), "{error}");
+    // As the hint says.
+    let named = ToolsEnvironment { format: Some(CallFormat::Hermes), ..settings() };
+    block_on(Tools::new(&named).unwrap().start(&question(), &characters)).unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Real MCP servers: `RLOOM_TEST_MCP_PYTHON` is an interpreter with the package `mcp`, `RLOOM_TEST_MCP_NODE` the program
-//! `mcp-server-everything` of the npm package `@modelcontextprotocol/server-everything`.
+//! Real MCP servers: `RLOOM_TEST_PYTHON` is an interpreter with the package `mcp`, `RLOOM_TEST_NODE` a folder whose `node_modules`
+//! have `@modelcontextprotocol/server-everything`. Run by `.ci/rewards`.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -43,7 +43,7 @@ else:
 "#;
 
 fn interpreter() -> String {
-    std::env::var("RLOOM_TEST_MCP_PYTHON").unwrap()
+    std::env::var("RLOOM_TEST_PYTHON").unwrap()
 }
 
 fn check(table: Value) {
@@ -59,7 +59,7 @@ fn check(table: Value) {
 
 #[test]
 #[ignore = "needs the package mcp"]
-fn servers_of_the_python_package() {
+fn rewards_servers_of_the_python_package() {
     let folder = tempfile::tempdir().unwrap();
     let file = python(folder.path(), "server.py", SERVER);
     check(json!({"kind": "mcp", "command": [interpreter(), file]}));
@@ -74,7 +74,7 @@ fn servers_of_the_python_package() {
 
 #[test]
 #[ignore = "needs the package mcp"]
-fn servers_of_the_python_package_over_http() {
+fn rewards_servers_of_the_python_package_over_http() {
     let folder = tempfile::tempdir().unwrap();
     let file = python(folder.path(), "server.py", SERVER);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -93,8 +93,9 @@ fn servers_of_the_python_package_over_http() {
 
 #[test]
 #[ignore = "needs the npm package server-everything"]
-fn the_server_with_everything() {
-    let program = std::env::var("RLOOM_TEST_MCP_NODE").unwrap();
+fn rewards_the_server_with_everything() {
+    let folder = std::env::var("RLOOM_TEST_NODE").unwrap();
+    let program = format!("{folder}/node_modules/.bin/mcp-server-everything");
     let toolbox = toolbox(json!({"kind": "mcp", "command": [program], "tools": ["echo"]}), LONG).unwrap();
     let output = call(&toolbox.open(), "echo", json!({"message": "hello"})).unwrap();
     assert_eq!(output, Output::ok("Echo: hello"));
