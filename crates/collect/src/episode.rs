@@ -184,7 +184,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
         let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
-        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, request.key);
+        let random = self.random(&request);
+        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
         let mut attempt = self.environment(request.key, start).await?;
         let (mut turns, responses, mut unfinished) = split_partial(from);
         for (place, turn) in turns.iter().enumerate() {
@@ -253,6 +254,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         }
     }
 
+    /// The key of the episode's random streams.
+    fn random(&self, episode: &EpisodeRequest<'_>) -> RandomKey {
+        RandomKey::for_sample(self.settings.seed, self.settings.stage, episode.purpose, episode.key)
+    }
+
     /// The request for the next turn.
     fn request(
         &self,
@@ -262,9 +268,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     ) -> GenerateRequest {
         let mut sampling = episode.sampling.clone();
         sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
-        let EpisodeSettings { policy, seed, stage, stop_tokens, .. } = &self.settings;
-        let random = RandomKey::for_sample(*seed, *stage, episode.purpose, episode.key);
-        let mut request = GenerateRequest::new(random, attempt.tokens(), sampling);
+        let EpisodeSettings { policy, stop_tokens, .. } = &self.settings;
+        let mut request = GenerateRequest::new(self.random(episode), attempt.tokens(), sampling);
         request.policy = *policy;
         request.attachments = attempt.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);

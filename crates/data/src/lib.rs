@@ -30,8 +30,10 @@ pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location}
 pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
-    ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
-    ProgramsSettings, SortingSettings, Style, Wording,
+    ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings,
+    DigitOrder, Digits, FrozenLakeSettings, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
+    ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
+    Wording, WordleSettings,
 };
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
-    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Source,
-    Split, Style, Wording,
+    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
+    Source, Split, Style, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -134,6 +134,15 @@ struct Keys {
     min_length: Option<u32>,
     max_length: Option<u32>,
     careless_share: Option<f64>,
+    map_size: Option<u32>,
+    ice_share: Option<f64>,
+    seat: Option<Seat>,
+    arms: Option<u32>,
+    boxes: Option<u32>,
+    wall_share: Option<f64>,
+    min_blanks: Option<u32>,
+    max_blanks: Option<u32>,
+    words: Option<u32>,
 }
 
 const FORMAT_KEYS: [&str; 4] = ["system", "template", "chat", "template_variables"];

@@ -8,18 +8,19 @@ use serde::de::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::generator::{Arithmetic, Countdown, GeneratedTask, Guess, Programs, Sorting};
+use crate::generator::{Arithmetic, Countdown, Games, GeneratedTask, Guess, Programs, Sorting};
 use crate::settings::from_own_keys;
 use crate::{
-    ArithmeticSettings, CountdownSettings, DataError, FileSettings, GuessSettings, ProgramsSettings,
-    SortingSettings, Split,
+    ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings, DataError,
+    FileSettings, FrozenLakeSettings, GuessSettings, KuhnPokerSettings, ProgramsSettings, SokobanSettings,
+    SortingSettings, Split, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
 
 /// Generates [`Source`] and `Generator` from the table: the settings and the tasks of each generator, its name, and the
 /// verifiers that judge its tasks.
 macro_rules! generators {
     (
-        $($(#[doc = $doc:literal])+ $kind:ident($settings:ident, $tasks:ident) = $name:literal, verified by $verifiers:expr,)+
+        $($(#[doc = $doc:literal])+ $kind:ident($settings:ident, $tasks:ty) = $name:literal, verified by $verifiers:expr,)+
     ) => {
         /// Source of tasks.
         #[derive(Debug, Clone, PartialEq)]
@@ -89,7 +90,7 @@ macro_rules! generators {
                 Ok(match self {
                     Self::Files(_) => None,
                     $(Self::$kind(settings) => {
-                        Some(Generator::$kind($tasks::new(settings, split, seed)?))
+                        Some(Generator::$kind(<$tasks>::new(settings, split, seed)?))
                     })+
                 })
             }
@@ -160,6 +161,24 @@ generators! {
     Countdown(CountdownSettings, Countdown) = "countdown", verified by &["countdown"],
     /// Number guessing, over several turns.
     Guess(GuessSettings, Guess) = "guess", verified by GAME,
+    /// Bandits.
+    Bandit(BanditSettings, Games<BanditSettings>) = "bandit", verified by GAME,
+    /// Blackjack.
+    Blackjack(BlackjackSettings, Games<BlackjackSettings>) = "blackjack", verified by GAME,
+    /// Connect Four.
+    ConnectFour(ConnectFourSettings, Games<ConnectFourSettings>) = "connect_four", verified by GAME,
+    /// Frozen lake: maps.
+    FrozenLake(FrozenLakeSettings, Games<FrozenLakeSettings>) = "frozen_lake", verified by GAME,
+    /// Kuhn poker.
+    KuhnPoker(KuhnPokerSettings, Games<KuhnPokerSettings>) = "kuhn_poker", verified by GAME,
+    /// Levels of Sokoban.
+    Sokoban(SokobanSettings, Games<SokobanSettings>) = "sokoban", verified by GAME,
+    /// Sudoku on a grid of 4×4.
+    Sudoku(SudokuSettings, Games<SudokuSettings>) = "sudoku", verified by GAME,
+    /// Tic-tac-toe.
+    TicTacToe(TicTacToeSettings, Games<TicTacToeSettings>) = "tic_tac_toe", verified by GAME,
+    /// Wordle.
+    Wordle(WordleSettings, Games<WordleSettings>) = "wordle", verified by GAME,
     /// Tiny programs with tests.
     Programs(ProgramsSettings, Programs) = "programs", verified by &["code"],
     /// Lists to sort.

@@ -3,7 +3,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{SettingError, Task, ValueRange};
+use rloom_core::{RandomKey, SettingError, Task, ValueRange};
 use rloom_function::Host;
 use rloom_text::{TextError, Tokenizer};
 use schemars::JsonSchema;
@@ -126,6 +126,7 @@ impl Environment for Guess {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(ready(self.start_game(task, tokenizer)))
     }

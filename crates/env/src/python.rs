@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rloom_core::{PromptSource, SettingError, Task};
+use rloom_core::{PromptSource, RandomKey, SettingError, Task};
 use rloom_function::{Answer, FunctionError, Host, Pool, PythonEnvironment, Session};
 use rloom_text::Tokenizer;
 use serde_json::{Value, json};
@@ -173,6 +173,7 @@ impl Environment for PythonPlays {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(self.begin(task, tokenizer))
     }

@@ -2,7 +2,7 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{SettingError, Task};
+use rloom_core::{RandomKey, SettingError, Task};
 use rloom_function::Host;
 use rloom_text::Tokenizer;
 use serde::Deserialize;
@@ -65,6 +65,7 @@ impl Environment for SingleTurn {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         let start = render_prompt(tokenizer, &task.prompt)
             .map(|prompt| Start { attachments: Vec::new(), prompt, state: None, interaction: Box::new(Once) })

@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod countdown;
+pub(crate) mod games;
 mod guess;
 mod power_law;
 mod programs;
@@ -18,12 +19,17 @@ use serde_json::Value;
 
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
+pub use games::{
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Seat,
+    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+};
 pub use guess::GuessSettings;
 pub use programs::ProgramsSettings;
 pub use sorting::SortingSettings;
 
 pub(crate) use arithmetic::Arithmetic;
 pub(crate) use countdown::Countdown;
+pub(crate) use games::Games;
 pub(crate) use guess::Guess;
 pub(crate) use programs::Programs;
 pub(crate) use sorting::Sorting;
@@ -90,7 +96,7 @@ fn fixed_key(id: u64) -> RandomKey {
 }
 
 /// Random numbers in sequence.
-struct RandomDraws {
+pub(crate) struct RandomDraws {
     stream: RandomStream,
     position: u64,
 }
@@ -127,7 +133,7 @@ const EVAL_SIZE: u64 = 512;
 
 /// Fractions by which a generator divides its tasks into splits.
 #[derive(Debug, Clone, Copy)]
-struct SplitShares {
+pub(crate) struct SplitShares {
     held_out: f64,
     demonstration: f64,
 }

@@ -17,6 +17,10 @@ use rloom_tools::ToolError;
 
 pub(crate) use kind::Kind;
 
+use crate::games::{
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
+    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+};
 use crate::single_turn::NoKeys;
 use crate::{Environment, GuessSettings, ToolsEnvironment};
 
@@ -25,6 +29,24 @@ table::environments! {
     SingleTurn(NoKeys) = "single_turn";
     /// The number-guessing game.
     Guess(GuessSettings) = "guess",
+    /// A bandit with several arms.
+    Bandit(BanditSettings) = "bandit",
+    /// Blackjack with the moves hit and stand.
+    Blackjack(BlackjackSettings) = "blackjack",
+    /// Connect Four against a built-in opponent.
+    ConnectFour(ConnectFourSettings) = "connect_four",
+    /// Frozen lake: walk over the ice to the goal.
+    FrozenLake(FrozenLakeSettings) = "frozen_lake",
+    /// Kuhn poker against a built-in opponent.
+    KuhnPoker(KuhnPokerSettings) = "kuhn_poker",
+    /// Sokoban: push boxes onto goals.
+    Sokoban(SokobanSettings) = "sokoban",
+    /// Sudoku on a grid of 4×4.
+    Sudoku(SudokuSettings) = "sudoku",
+    /// Tic-tac-toe against a built-in opponent.
+    TicTacToe(TicTacToeSettings) = "tic_tac_toe",
+    /// Wordle: find a secret word.
+    Wordle(WordleSettings) = "wordle",
     /// A Python class or generator function.
     Python(PythonEnvironment) = "python",
     /// Tools that the policy calls.

@@ -11,7 +11,7 @@ mod settings;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{PromptSource, Task};
+use rloom_core::{PromptSource, RandomKey, Task};
 use rloom_text::calls::CallFormat;
 use rloom_text::{RenderOptions, Tokenizer};
 use rloom_tools::{ToolError, Toolbox};
@@ -96,6 +96,7 @@ impl Environment for Tools {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(std::future::ready(self.begin(task, tokenizer)))
     }

@@ -13,7 +13,7 @@ use rloom_text::calls::{CallFormat, ToolDeclaration};
 use rloom_tools::{Output, Source, ToolError, ToolSettings, Toolbox};
 use serde_json::{Map, Value, json};
 
-use crate::support::{key, task, turn};
+use crate::support::{random, task, turn};
 
 /// A tokenizer of bytes with the template of a family; the turn ends with `<|stop|>`.
 fn tokenizer() -> Tokenizer {
@@ -108,7 +108,7 @@ struct Played {
 impl Played {
     fn start(environment: &Tools, task: &Task) -> Self {
         let tokenizer = tokenizer();
-        let attempt = block_on(Attempt::start(environment, task, &tokenizer, 4000, key())).unwrap();
+        let attempt = block_on(Attempt::start(environment, task, &tokenizer, 4000, random())).unwrap();
         Self { tokenizer, attempt }
     }
 
@@ -336,11 +336,11 @@ fn plain_prompts_continue_with_text() {
 fn a_template_without_calls_needs_a_format() {
     let tools = Tools::new(&settings()).unwrap();
     let characters = crate::support::tokenizer();
-    let error = block_on(tools.start(&question(), &characters)).unwrap_err();
+    let error = block_on(tools.start(&question(), &characters, random())).unwrap_err();
     assert!(error.to_string().contains("no format of tool calls that is known"), "{error}");
     // As the hint says.
     let named = ToolsEnvironment { format: Some(CallFormat::Hermes), ..settings() };
-    block_on(Tools::new(&named).unwrap().start(&question(), &characters)).unwrap();
+    block_on(Tools::new(&named).unwrap().start(&question(), &characters, random())).unwrap();
 }
 
 #[test]
