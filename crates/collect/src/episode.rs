@@ -208,11 +208,12 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns, responses }));
             }
             let generate = self.request(&request, &attempt, shared.take());
+            let responses = attempt.responses();
             let so_far = |generation: &Generation| {
                 let unfinished = std::iter::once(into_turn(generation.clone()));
                 PartialEpisode {
                     turns: turns.iter().cloned().chain(unfinished).collect(),
-                    responses: attempt.responses().to_vec(),
+                    responses: responses.to_vec(),
                 }
             };
             let waiting = self.waits.start(request.key, WaitTarget::Engine);

@@ -148,7 +148,7 @@ impl ArithmeticSettings {
         self.check_max_digits()?;
         if let Some(share) = self.worked_share {
             if !matches!(self.style, Style::Mixed | Style::Calls) {
-                let unused = SettingProblem::Unused { other: "style", value: "\"mixed\" or \"calls\"" };
+                let unused = SettingProblem::Unused { other: "style", value: "\"mixed\"" };
                 return Err(unused.at("worked_share").into());
             }
             ValueRange::between(0.0, 1.0).check("worked_share", share)?;

@@ -376,3 +376,25 @@ fn settings_are_checked() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+/// A run that waits says for which tool.
+#[test]
+fn a_call_that_runs_is_named() {
+    let source = TestTools::new();
+    let environment = environment(&source, &settings());
+    assert_eq!(environment.activity(), None);
+    std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| Played::start(&environment, &question()).play(&call("slow", "")).unwrap());
+        let activity = loop {
+            if let Some(activity) = environment.activity() {
+                break activity;
+            }
+            std::thread::yield_now();
+        };
+        assert!(activity.starts_with("tool `slow` has run for "), "{activity}");
+        Played::start(&environment, &question()).play(&call("fast", "")).unwrap();
+        waiting.join().unwrap();
+    });
+    assert_eq!(environment.activity(), None);
+}

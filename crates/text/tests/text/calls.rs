@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use rloom_text::Tokenizer;
 use rloom_text::calls::{CallFormat, CallStatus, ToolDeclaration, Written, check};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -157,9 +158,31 @@ fn calls_are_checked_against_the_declared_tools() {
 /// Marks that are tokens are found by their token: the same text in other tokens is text.
 #[test]
 fn marks_are_tokens() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level");
-    let tokenizer = rloom_text::Tokenizer::load(&folder).unwrap();
-    let written = CallFormat::Hermes
-        .written(&tokenizer, &tokenizer.encode("<tool_call>{}</tool_call>", false).unwrap());
-    assert_eq!(CallFormat::Hermes.parse(&written.unwrap(), false, &[]).calls.len(), 1);
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level");
+    let next = Tokenizer::load(&golden).unwrap().vocab_size();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(golden.join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let config = std::fs::read_to_string(golden.join("tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    for (place, mark) in ["<tool_call>", "</tool_call>"].into_iter().enumerate() {
+        config["added_tokens_decoder"][(next + place).to_string()] =
+            json!({ "content": mark, "special": false });
+    }
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(folder.path()).unwrap();
+    let encode = |parts: &[&str]| -> Vec<u32> {
+        parts.iter().flat_map(|part| tokenizer.encode(part, false).unwrap()).collect()
+    };
+    let parse = |parts: &[&str]| {
+        let written = CallFormat::Hermes.written(&tokenizer, &encode(parts)).unwrap();
+        assert_eq!(written.text(), parts.concat());
+        CallFormat::Hermes.parse(&written, false, &[])
+    };
+    let call = "{\"name\": \"now\"}";
+    assert_eq!(parse(&["<tool_call>", call, "</tool_call>"]).calls.len(), 1);
+    let spelled = parse(&["<tool", "_call>", call, "</tool", "_call>"]);
+    assert_eq!((spelled.calls.len(), spelled.content.contains("<tool_call>")), (0, true));
+    // A spelled end does not close a call, either.
+    let open = parse(&["<tool_call>", call, "</tool", "_call>"]);
+    assert_eq!(open.calls[0].status, CallStatus::UnclosedBlock);
 }
