@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::CollectError;
 use crate::bounded::BoundedEngine;
-use crate::transcript::{policy_text, prompt_text};
+use crate::transcript::{completion_text, policy_text, prompt_text};
 use crate::waits::{WaitTarget, Waits};
 
 /// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
@@ -471,15 +471,24 @@ struct Judge {
 }
 
 impl Judge {
-    /// Prompt and text of a trajectory; the prompt is empty unless a component reads it.
-    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 2], TextError> {
+    /// Prompt, text and transcript of a trajectory; prompt and transcript are empty unless a component reads them.
+    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 3], TextError> {
         let prompt =
             if self.scorer.reads_prompt() { prompt_text(&self.tokenizer, trajectory) } else { String::new() };
-        Ok([prompt, policy_text(&self.tokenizer, trajectory)?])
+        let transcript = if self.scorer.reads_observations() {
+            completion_text(&self.tokenizer, trajectory)
+        } else {
+            String::new()
+        };
+        Ok([prompt, policy_text(&self.tokenizer, trajectory)?, transcript])
     }
 
-    fn judged<'a>(&'a self, trajectory: &'a Trajectory, [prompt, text]: &'a [String; 2]) -> Judged<'a> {
-        Judged { task: &self.task, trajectory, text, prompt }
+    fn judged<'a>(
+        &'a self,
+        trajectory: &'a Trajectory,
+        [prompt, text, transcript]: &'a [String; 3],
+    ) -> Judged<'a> {
+        Judged { task: &self.task, trajectory, text, transcript, prompt }
     }
 }
 

@@ -8,6 +8,7 @@
 mod base64_bytes;
 mod episode;
 mod error_text;
+mod field_names;
 pub mod glossary;
 pub mod metric;
 mod program;
@@ -19,6 +20,7 @@ mod trajectory;
 
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use error_text::{ErrorText, hints};
+pub use field_names::field_names;
 pub use program::Program;
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;

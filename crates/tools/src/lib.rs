@@ -13,6 +13,7 @@ mod fraction;
 mod functions;
 mod mcp;
 mod output;
+mod places;
 mod programs;
 mod search;
 mod settings;

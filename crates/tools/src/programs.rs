@@ -9,6 +9,7 @@ use rloom_sandbox::{Choice, Ending, Limits, Outcome, Sandbox};
 use rloom_text::calls::ToolDeclaration;
 use serde_json::{Map, Value, json};
 
+use crate::places::Places;
 use crate::source::{text, timed_out};
 use crate::{Output, Source, ToolError};
 
@@ -17,6 +18,7 @@ use crate::{Output, Source, ToolError};
 pub(crate) struct Programs {
     tool: ToolDeclaration,
     sandbox: Sandbox,
+    places: Places,
     limits: Limits,
     readable: Vec<PathBuf>,
 }
@@ -31,7 +33,8 @@ impl Programs {
         let sandbox = Sandbox::detect(&Program::current(), choice)?;
         let description =
             "Runs a Python program and returns what it prints. Each call is a program of its own.";
-        Ok(Self { tool: declaration(name, description, "code", "The program"), sandbox, limits, readable })
+        let tool = declaration(name, description, "code", "The program");
+        Ok(Self { tool, sandbox, places: Places::of_machine(), limits, readable })
     }
 }
 
@@ -43,6 +46,7 @@ impl Source for Programs {
     fn call(&self, _: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError> {
         let mut execution = execution(Language::Python, text(arguments, "code"), "", self.limits);
         execution.readable.clone_from(&self.readable);
+        let _place = self.places.take();
         Ok(output(&self.sandbox.run(&execution)?, timeout))
     }
 }
@@ -52,6 +56,7 @@ impl Source for Programs {
 pub(crate) struct Sql {
     tool: ToolDeclaration,
     sandbox: Sandbox,
+    places: Places,
     limits: Limits,
     /// Statements that make the database.
     database: String,
@@ -63,7 +68,8 @@ impl Sql {
             .map_err(|source| ToolError::Read { path: path.to_owned(), source })?;
         let sandbox = Sandbox::detect(&Program::current(), choice)?;
         let description = "Runs an SQL query by SQLite and returns its rows, with | between the columns.";
-        Ok(Self { tool: declaration(name, description, "query", "The query"), sandbox, limits, database })
+        let tool = declaration(name, description, "query", "The query");
+        Ok(Self { tool, sandbox, places: Places::of_machine(), limits, database })
     }
 }
 
@@ -74,6 +80,7 @@ impl Source for Sql {
 
     fn call(&self, _: &str, arguments: &Map<String, Value>, timeout: Duration) -> Result<Output, ToolError> {
         let execution = execution(Language::Sql, text(arguments, "query"), &self.database, self.limits);
+        let _place = self.places.take();
         Ok(output(&self.sandbox.run(&execution)?, timeout))
     }
 }

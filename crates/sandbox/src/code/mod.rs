@@ -6,6 +6,7 @@ mod compare;
 mod execution;
 mod judge;
 mod language;
+mod slots;
 
 pub use case::{Case, CaseError, cases};
 pub use execution::execution;
