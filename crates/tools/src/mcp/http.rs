@@ -70,7 +70,7 @@ impl HttpServer {
     }
 
     /// The answer with a number in a stream of events, whose messages are in lines that begin with `data:`.
-    fn from_events(&self, body: impl Read, id: u64) -> Result<Incoming, Failure> {
+    fn read_events(&self, body: impl Read, id: u64) -> Result<Incoming, Failure> {
         let mut data = String::new();
         for line in BufReader::new(body).lines() {
             let line = line.map_err(|error| match error.kind() {
@@ -107,7 +107,7 @@ impl Transport for HttpServer {
         let is_stream = kind.starts_with("text/event-stream");
         let body = response.body_mut().with_config().limit(LONGEST_BODY).reader();
         if is_stream {
-            return self.from_events(body, id);
+            return self.read_events(body, id);
         }
         let mut text = String::new();
         let mut body = body;
