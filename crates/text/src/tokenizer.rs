@@ -193,8 +193,11 @@ impl Tokenizer {
     /// first character of every added token's text.
     pub fn defused(&self, text: &str) -> String {
         let mut text = text.to_owned();
-        for token in self.shared.inner.get_added_tokens_decoder().values() {
-            let content = token.content.as_str();
+        let added = self.shared.inner.get_added_tokens_decoder();
+        let mut contents: Vec<&str> = added.values().map(|token| token.content.as_str()).collect();
+        // Longer ones first: a token can be part of another.
+        contents.sort_unstable_by_key(|content| (std::cmp::Reverse(content.len()), *content));
+        for content in contents {
             let mut characters = content.chars();
             let Some(first) = characters.next() else { continue };
             // Tokens for a single character or for white space are ordinary text.
