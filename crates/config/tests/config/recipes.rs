@@ -39,9 +39,7 @@ fn recipes_are_valid_and_round_trip() {
 
 #[test]
 fn recipes_with_tools_are_valid_and_round_trip() {
-    for (name, tool, turns) in
-        [("calculator", "calculator", 2), ("retool", "python", 6)]
-    {
+    for (name, tool, turns) in [("calculator", "calculator", 2), ("retool", "python", 6)] {
         let config = recipe(&format!("{name}.toml"));
         assert_round_trip(&config);
         let environments = config.stages.iter().map(|stage| &stage.environment);

@@ -340,7 +340,7 @@ fn a_template_without_calls_needs_a_format() {
     assert!(error.to_string().contains("no format of tool calls that is known"), "{error}");
     // As the hint says.
     let named = ToolsEnvironment { format: Some(CallFormat::Hermes), ..settings() };
-    block_on(Tools::new(&named).unwrap().start(&question(), &characters, random())).unwrap();
+    block_on(Tools::new(&named).unwrap().start(&crate::support::chat_task(), &characters, random())).unwrap();
 }
 
 #[test]
