@@ -9,6 +9,7 @@ use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
 use rloom_function::Host;
 
+use crate::judge::JudgeModels;
 use crate::settings::MAX_DROPPED;
 use crate::{
     Completion, ComponentSettings, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
@@ -167,6 +168,15 @@ impl Scorer {
                 reward.place(host);
             }
         }
+    }
+
+    /// Opens the models that components compute in this process.
+    pub fn open_models(&self, models: &dyn JudgeModels) -> Result<(), RewardError> {
+        for Component { name, reward, .. } in &self.components {
+            let opened = reward.open_models(models);
+            opened.map_err(|source| RewardError::Unusable { component: name.clone(), source })?;
+        }
+        Ok(())
     }
 
     /// Checks that all components can judge.

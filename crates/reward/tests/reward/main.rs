@@ -2,6 +2,7 @@
 
 mod answers;
 mod functions;
+mod judges;
 mod pairs;
 mod robustness;
 mod rules;
