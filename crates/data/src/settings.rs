@@ -118,6 +118,7 @@ struct Keys {
     system: Option<String>,
     template: Option<String>,
     chat: Option<bool>,
+    template_variables: Option<Map<String, Value>>,
     // Generators
     operations: Option<Vec<Operation>>,
     min_digits: Option<u32>,
@@ -150,7 +151,7 @@ struct Keys {
     words: Option<u32>,
 }
 
-const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
+const FORMAT_KEYS: [&str; 4] = ["system", "template", "chat", "template_variables"];
 
 impl<'de> Deserialize<'de> for DataSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

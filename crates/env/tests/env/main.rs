@@ -10,4 +10,5 @@ mod guess;
 mod python;
 mod settings;
 mod support;
+mod tools;
 mod unrendered;
