@@ -82,8 +82,9 @@ impl<E: RolloutEngine> Evaluator<E> {
         let outcomes: Vec<TaskOutcome> =
             join_all(tasks, limit).await.into_iter().collect::<Result<_, CollectError>>()?;
         // A failure of a reward is not a wrong answer: such tasks do not count.
-        let failed = |o: &TaskOutcome| self.episodes.scorer().failure(&o.greedy.rewards).is_some();
-        self.episodes.check_dropped(outcomes.iter().map(|o| &o.greedy.rewards))?;
+        let scorer = self.episodes.scorer();
+        let failed = |o: &TaskOutcome| scorer.failure(&o.task.domain, &o.greedy.rewards).is_some();
+        self.episodes.check_dropped(outcomes.iter().map(|o| (&o.task, &o.greedy.rewards)))?;
         let tasks = outcomes.len() as u64;
         let judged: Vec<&TaskOutcome> = outcomes.iter().filter(|o| !failed(o)).collect();
         let n = judged.len().max(1) as f64;
@@ -145,8 +146,9 @@ impl<E: RolloutEngine> Evaluator<E> {
         let mut scored = self.judged_together(&task, scored).await?.into_iter();
         let greedy = scored.next().ok_or(CollectError::Stopped)?;
         let rewards: Vec<Rewards> = scored.map(|sample| sample.rewards).collect();
-        self.episodes.check_dropped(rewards.iter())?;
-        let judged = rewards.iter().filter(|rewards| self.episodes.scorer().failure(rewards).is_none());
+        self.episodes.check_dropped(rewards.iter().map(|rewards| (&task, rewards)))?;
+        let scorer = self.episodes.scorer();
+        let judged = rewards.iter().filter(|rewards| scorer.failure(&task.domain, rewards).is_none());
         let judged_samples = judged.count() as u64;
         let correct_samples = rewards.iter().filter(|rewards| rewards.solved == Some(true)).count() as u64;
         Ok(TaskOutcome { task, greedy, correct_samples, judged_samples })

@@ -160,7 +160,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
                 .map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         if complete {
-            let rewards = progress.done.values().map(|episode| &episode.rewards);
+            let rewards = progress.done.values().map(|episode| (task, &episode.rewards));
             self.episodes.check_dropped(rewards).map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         Ok(complete)

@@ -15,6 +15,7 @@ mod fingerprint;
 mod generator;
 mod jsonl;
 mod messages;
+mod mixture;
 mod parquet_file;
 mod paths;
 mod permutation;
@@ -23,7 +24,7 @@ mod record;
 mod rows;
 mod settings;
 
-pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};
+pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint};
 pub use dataset::{Dataset, Split};
 pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
 pub use files::FileSettings;
@@ -32,6 +33,7 @@ pub use generator::{
     ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
     ProgramsSettings, SortingSettings, Style, Wording,
 };
+pub use mixture::WeightedSource;
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;

@@ -5,6 +5,7 @@ use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::{
     ArithmeticSettings, CountdownSettings, DataError, DataPath, DigitOrder, Digits, FileSettings,
     GuessSettings, HeldOut, Operation, Paths, ProgramsSettings, PromptFormat, SortingSettings, Split, Style,
@@ -15,7 +16,7 @@ use crate::{
 ///
 /// In a configuration it is one flat table: `generator = "arithmetic"` with the keys of that generator, or `path = "…"`
 /// with the keys of [`FileSettings`]; both also accept the keys of [`PromptFormat`]. A key of another source is an
-/// error.
+/// error. `sources` is a list of such tables with weights.
 ///
 /// ```
 /// # use rloom_data::{DataSettings, Source};
@@ -28,6 +29,8 @@ pub struct DataSettings {
     pub source: Source,
     /// Format of the prompts.
     pub prompt_format: PromptFormat,
+    /// Domain of a generator's tasks. Default: the generator's name.
+    pub domain: Option<String>,
 }
 
 /// Source of tasks.
@@ -45,6 +48,8 @@ pub enum Source {
     Programs(ProgramsSettings),
     /// Lists to sort.
     Sorting(SortingSettings),
+    /// Several sources with weights.
+    Mixture(Vec<WeightedSource>),
 }
 
 impl Source {
@@ -57,6 +62,7 @@ impl Source {
             Self::Guess(_) => "guess",
             Self::Programs(_) => "programs",
             Self::Sorting(_) => "sorting",
+            Self::Mixture(_) => "sources",
         }
     }
 
@@ -71,7 +77,7 @@ impl Source {
 
 impl From<Source> for DataSettings {
     fn from(source: Source) -> Self {
-        Self { source, prompt_format: PromptFormat::default() }
+        Self { source, prompt_format: PromptFormat::default(), domain: None }
     }
 }
 
@@ -86,6 +92,7 @@ impl DataSettings {
             Source::Guess(s) => s.validate(),
             Source::Programs(s) => s.validate(),
             Source::Sorting(s) => s.validate(),
+            Source::Mixture(sources) => mixture::validate(sources),
         }
     }
 
@@ -94,32 +101,46 @@ impl DataSettings {
     pub fn pin(&mut self, hub: &Hub) -> Result<(), DataError> {
         match &mut self.source {
             Source::Files(files) => files.pin(hub),
+            Source::Mixture(sources) => sources.iter_mut().try_for_each(|source| source.data.pin(hub)),
             _ => Ok(()),
         }
     }
 
     /// Downloads the files of a split, as far as they are on a hub and not in its cache.
     pub fn download(&self, split: Split, hub: &Hub) -> Result<(), DataError> {
-        self.source.files().map_or(Ok(()), |files| files.download(split, hub))
+        self.parts().filter_map(|part| part.source.files()).try_for_each(|files| files.download(split, hub))
     }
 
     /// Takes over the commits of `pinned`, for data sets that are the same but for the revision.
     pub fn pin_as(&mut self, pinned: &Self) {
-        if let (Source::Files(files), Source::Files(pinned)) = (&mut self.source, &pinned.source) {
-            files.pin_as(pinned);
+        match (&mut self.source, &pinned.source) {
+            (Source::Files(files), Source::Files(pinned)) => files.pin_as(pinned),
+            (Source::Mixture(own), Source::Mixture(pinned)) => {
+                own.iter_mut().zip(pinned).for_each(|(own, pinned)| own.data.pin_as(&pinned.data));
+            }
+            _ => {}
         }
     }
 
     /// True if some of the data is on a hub.
     pub fn is_on_a_hub(&self) -> bool {
-        let Some(files) = self.source.files() else { return false };
-        let paths = std::iter::once(&files.path).chain(&files.eval_path).flat_map(|paths| &paths.0);
-        paths.into_iter().any(|path| matches!(path, DataPath::Hub(_)))
+        let files = self.parts().filter_map(|part| part.source.files());
+        let paths = files.flat_map(|files| std::iter::once(&files.path).chain(&files.eval_path));
+        paths.flat_map(|paths| &paths.0).any(|path| matches!(path, DataPath::Hub(_)))
     }
 
     /// True if there is a held-out split.
     pub fn has_held_out(&self) -> bool {
-        self.source.files().is_none_or(|f| f.eval_path.is_some() || f.eval_rows.is_some())
+        let has = |files: &FileSettings| files.eval_path.is_some() || files.eval_rows.is_some();
+        self.parts().all(|part| part.source.files().is_none_or(has))
+    }
+
+    /// The sources: those of a mixture, or these settings themselves.
+    pub fn parts(&self) -> impl Iterator<Item = &Self> {
+        let sources: &[WeightedSource] =
+            if let Source::Mixture(sources) = &self.source { sources } else { &[] };
+        let alone = sources.is_empty().then_some(self);
+        alone.into_iter().chain(sources.iter().map(|source| &source.data))
     }
 
     /// All characters of a generator's tasks, the template and the system message: the alphabet of a character tokenizer.
@@ -132,6 +153,9 @@ impl DataSettings {
             Source::Guess(s) => s.alphabet(),
             Source::Programs(s) => s.alphabet(),
             Source::Sorting(s) => s.alphabet(),
+            Source::Mixture(sources) => {
+                sources.iter().map(|source| source.data.alphabet()).collect::<Option<String>>()?
+            }
         };
         let texts = [&self.prompt_format.system, &self.prompt_format.template];
         let texts = texts.into_iter().flatten().map(|t| t.replace("{prompt}", ""));
@@ -146,7 +170,10 @@ impl DataSettings {
 /// right place in the file, which a buffered enum could not; the selected source then rejects the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Keys {
+pub(crate) struct Keys {
+    // Mixtures
+    sources: Option<Vec<WeightedSource>>,
+    pub(crate) weight: Option<f64>,
     generator: Option<GeneratorName>,
     // Files
     path: Option<Paths>,
@@ -202,11 +229,15 @@ const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
 
 impl<'de> Deserialize<'de> for DataSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_keys(&Keys::deserialize(deserializer)?)
+        let keys = Keys::deserialize(deserializer)?;
+        if keys.weight.is_some() {
+            return Err(D::Error::custom("`weight` belongs to an entry of `sources`"));
+        }
+        from_keys(&keys)
     }
 }
 
-fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
+pub(crate) fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     let generator = keys.generator;
     let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
         return Err(E::custom("the data settings are not a table"));
@@ -220,13 +251,21 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     }
     let prompt_format = from_own_keys(format, "prompt format")?;
     given.shift_remove("generator");
+    given.shift_remove("weight");
+    if let Some(sources) = &keys.sources {
+        return mixture::from_keys(sources, keys);
+    }
+    let domain = match generator {
+        Some(_) => given.shift_remove("domain").and_then(|domain| domain.as_str().map(str::to_owned)),
+        None => None,
+    };
     let source = match (generator, given.contains_key("path")) {
         (Some(_), true) => {
             return Err(E::custom("`generator` and `path` cannot be combined; remove one of the two"));
         }
         (None, false) => {
             return Err(E::custom(
-                "the data needs a `generator` (arithmetic, countdown, guess, programs, sorting) or a `path`",
+                "the data needs a `generator` (arithmetic, countdown, guess, programs, sorting), a `path` or `sources`",
             ));
         }
         (None, true) => Source::Files(from_own_keys(given, "files")?),
@@ -236,7 +275,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
         (Some(GeneratorName::Programs), _) => Source::Programs(from_own_keys(given, "programs")?),
         (Some(GeneratorName::Sorting), _) => Source::Sorting(from_own_keys(given, "sorting")?),
     };
-    Ok(DataSettings { source, prompt_format })
+    Ok(DataSettings { source, prompt_format, domain })
 }
 
 /// Deserialises the keys of one source; keys of other sources are errors.
@@ -254,11 +293,19 @@ impl Serialize for DataSettings {
             Source::Guess(s) => serde_json::to_value(s),
             Source::Programs(s) => serde_json::to_value(s),
             Source::Sorting(s) => serde_json::to_value(s),
+            Source::Mixture(sources) => {
+                let mut map = serializer.serialize_map(None)?;
+                map.serialize_entry("sources", sources)?;
+                return map.end();
+            }
         };
         let prompt_format = serde_json::to_value(&self.prompt_format);
         let mut map = serializer.serialize_map(None)?;
         if self.source.files().is_none() {
             map.serialize_entry("generator", self.source.name())?;
+        }
+        if let Some(domain) = &self.domain {
+            map.serialize_entry("domain", domain)?;
         }
         for part in [source, prompt_format] {
             if let Value::Object(keys) = part.map_err(S::Error::custom)? {
@@ -295,15 +342,25 @@ struct Table {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-enum SourceTable {
-    Generator(GeneratorTable),
+pub(crate) enum SourceTable {
+    Generator(NamedGeneratorTable),
     Files(FileSettings),
+    Mixture(MixtureTable),
+}
+
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(crate) struct NamedGeneratorTable {
+    /// Domain of the generator's tasks. Default: the generator's name.
+    domain: Option<String>,
+    #[serde(flatten)]
+    generator: GeneratorTable,
 }
 
 #[derive(JsonSchema)]
 #[serde(tag = "generator", rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used")]
-enum GeneratorTable {
+pub(crate) enum GeneratorTable {
     Arithmetic(ArithmeticSettings),
     Countdown(CountdownSettings),
     Guess(GuessSettings),

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::function::FunctionSettings;
 use crate::{
-    Code, ComponentError, Countdown, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric,
+    Code, ComponentError, Countdown, DomainSet, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric,
     Random, Reward, RewardError, Score, Truncated,
 };
 
@@ -43,7 +43,8 @@ pub enum OnError {
 pub struct RewardSettings {
     /// Components of the sum; at least one.
     pub components: Vec<ComponentSettings>,
-    /// Name of the outcome component: the verifier that evaluation and dynamic sampling use. Default: the first verifier.
+    /// Name of the outcome component: the verifier that evaluation and dynamic sampling use. Default, and in domains that it
+    /// does not judge: the first verifier of the task's domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// Reaction to the failure of a component: an error, a panic, a value that is not finite, or a timeout.
@@ -73,6 +74,8 @@ pub struct ComponentSettings {
     pub name: String,
     /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
     pub weight: f64,
+    /// Domains of the tasks that it judges. Default: all.
+    pub domains: DomainSet,
     /// Kind, with its settings.
     pub kind: Kind,
 }
@@ -214,7 +217,7 @@ enum Form<'k> {
 
 impl From<Kind> for ComponentSettings {
     fn from(kind: Kind) -> Self {
-        Self { name: kind.name().to_owned(), weight: 1.0, kind }
+        Self { name: kind.name().to_owned(), weight: 1.0, domains: DomainSet::All, kind }
     }
 }
 
@@ -242,6 +245,9 @@ impl RewardSettings {
             }
             if self.components[..i].iter().any(|c| c.name == *name) {
                 return Err(RewardError::RepeatedName { name: name.clone() });
+            }
+            if component.domains == DomainSet::none() {
+                return Err(RewardError::NoDomains { name: name.clone() });
             }
             if !component.weight.is_finite() {
                 return Err(RewardError::Weight { name: name.clone(), weight: component.weight });
@@ -299,26 +305,15 @@ impl RewardSettings {
         self.components.iter().any(|component| needs(&component.kind))
     }
 
-    /// True if there is an outcome verifier.
-    pub fn has_verifier(&self) -> bool {
-        self.outcome_index().is_some()
-    }
-
-    /// Name of the first component that reads reference answers.
-    pub fn answer_reader(&self) -> Option<&str> {
-        self.components.iter().find(|c| c.kind.reads_answer()).map(|c| c.name.as_str())
+    /// Name of the first component that reads the reference answers of a domain.
+    pub fn answer_reader(&self, domain: &str) -> Option<&str> {
+        let reads = |c: &&ComponentSettings| c.kind.reads_answer() && c.domains.contains(domain);
+        self.components.iter().find(reads).map(|c| c.name.as_str())
     }
 
     /// Weight of the environment's step rewards; `None` if no component uses them.
     pub fn environment_weight(&self) -> Option<f64> {
         self.components.iter().find(|c| matches!(c.kind, Kind::Environment(_))).map(|c| c.weight)
-    }
-
-    pub(crate) fn outcome_index(&self) -> Option<usize> {
-        self.components.iter().position(|c| match &self.outcome {
-            Some(name) => c.name == *name,
-            None => c.kind.is_verifier(),
-        })
     }
 }
 
@@ -330,6 +325,7 @@ struct Keys {
     kind: KindName,
     name: Option<String>,
     weight: Option<f64>,
+    domains: Option<DomainSet>,
     extract: Option<Vec<Extract>>,
     truncated: Option<Truncated>,
     ignore_case: Option<bool>,
@@ -386,7 +382,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
     let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
         return Err(E::custom("the component is not a table"));
     };
-    given.retain(|key, value| !value.is_null() && !matches!(key.as_str(), "kind" | "name" | "weight"));
+    given.retain(|key, value| !value.is_null() && !matches!(key.as_str(), "kind" | "name" | "weight" | "domains"));
     let kind = match keys.kind {
         KindName::Exact => Kind::Exact(from_own_keys(given, "exact")?),
         KindName::Numeric => Kind::Numeric(from_own_keys(given, "numeric")?),
@@ -404,6 +400,7 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
     Ok(ComponentSettings {
         name: keys.name.clone().unwrap_or_else(|| kind.name().to_owned()),
         weight: keys.weight.unwrap_or(1.0),
+        domains: keys.domains.clone().unwrap_or_default(),
         kind,
     })
 }
@@ -434,6 +431,9 @@ impl Serialize for ComponentSettings {
         map.serialize_entry("kind", self.kind.name())?;
         map.serialize_entry("name", &self.name)?;
         map.serialize_entry("weight", &self.weight)?;
+        if self.domains != DomainSet::All {
+            map.serialize_entry("domains", &self.domains)?;
+        }
         if let Value::Object(keys) = own.map_err(S::Error::custom)? {
             for (key, value) in keys {
                 map.serialize_entry(&key, &value)?;
@@ -462,6 +462,8 @@ struct Table {
     name: Option<String>,
     /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
     weight: Option<f64>,
+    /// Domains of the tasks that it judges. Default: all.
+    domains: Option<Vec<String>>,
     #[serde(flatten)]
     kind: KindTable,
 }

@@ -89,8 +89,9 @@ struct DataUse<'c> {
     /// Most tasks that are used.
     limit: u64,
     room: PromptRoom,
-    /// Reader of the reference answers, in messages.
-    answer_reader: Option<String>,
+    /// Scoring of the completions; `None` for demonstrations.
+    reward: Option<&'c RewardSettings>,
+    environment: &'c EnvironmentSettings,
 }
 
 impl<'c> DataUse<'c> {
@@ -108,7 +109,8 @@ impl<'c> DataUse<'c> {
             split: if rollout.is_some() { Split::Train } else { Split::Demonstration },
             limit: u64::MAX,
             room,
-            answer_reader: answer_reader(rollout.map(|rollout| &rollout.reward), &stage.environment),
+            reward: rollout.map(|rollout| &rollout.reward),
+            environment: &stage.environment,
         }
     }
 
@@ -119,7 +121,8 @@ impl<'c> DataUse<'c> {
             split: Split::Eval,
             limit: eval.tasks,
             room: PromptRoom::Completion { context, max_new_tokens: eval.sampling.max_new_tokens },
-            answer_reader: answer_reader(Some(&eval.reward), &eval.environment),
+            reward: Some(&eval.reward),
+            environment: &eval.environment,
         }
     }
 
@@ -127,15 +130,34 @@ impl<'c> DataUse<'c> {
         self.data.source.files().and_then(|files| files.max_prompt_tokens)
     }
 
+    /// Reader of the reference answers of a domain, in messages.
+    fn answer_reader(&self, domain: &str) -> Option<String> {
+        let component = self.reward.and_then(|reward| reward.answer_reader(domain));
+        let environment = self.environment;
+        let environment =
+            environment.reads_answer().then(|| format!("the environment `{}`", environment.name()));
+        component.map(|name| format!("the reward `{name}`")).or(environment)
+    }
+
+    /// Checks that a reward judges each domain of the data, and that evaluations have a verifier for it.
+    fn check_domains(&self, dataset: &Dataset) -> Result<(), RunError> {
+        let Some(reward) = self.reward else { return Ok(()) };
+        for domain in dataset.domains().into_keys() {
+            let used_by = || self.name.to_owned();
+            if !reward.judges(&domain) {
+                let judged = reward.named_domains().into_iter().map(str::to_owned).collect();
+                return Err(RunError::DomainNotJudged { used_by: used_by(), domain, judged });
+            }
+            if self.split == Split::Eval && !reward.verified().contains(&domain) {
+                return Err(RunError::DomainNotVerified { used_by: used_by(), domain });
+            }
+        }
+        Ok(())
+    }
+
     fn error(&self, source: PromptError) -> RunError {
         RunError::Prompts { used_by: self.name.to_owned(), source: Box::new(source) }
     }
-}
-
-fn answer_reader(reward: Option<&RewardSettings>, environment: &EnvironmentSettings) -> Option<String> {
-    let component = reward.and_then(RewardSettings::answer_reader);
-    let environment = environment.reads_answer().then(|| format!("the environment `{}`", environment.name()));
-    component.map(|name| format!("the reward `{name}`")).or(environment)
 }
 
 /// Measures the prompts of a run whose tokenizer and context length are given.
@@ -198,9 +220,8 @@ impl<'a> PromptCheck<'a> {
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<PromptSummary>, RunError> {
         let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
-        if let Some(reader) = &one.answer_reader {
-            dataset.check_answers(reader)?;
-        }
+        one.check_domains(&dataset)?;
+        dataset.check_answers(&|domain| one.answer_reader(domain))?;
         let limit = one.max_prompt_tokens();
         let span = if limit.is_some() { dataset.len() } else { dataset.len().min(one.limit) };
         let selection = if dataset.is_generated() {

@@ -17,7 +17,7 @@ use rloom_env::Environment;
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
-use rloom_reward::{RewardSettings, Scorer};
+use rloom_reward::{DomainSet, RewardSettings, Scorer};
 use rloom_sched::Priority;
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
@@ -224,7 +224,7 @@ pub(crate) fn batch_trainer(
         seed,
         stage: index,
         outcome: OutcomeRule {
-            has_verifier: reward.is_some_and(RewardSettings::has_verifier),
+            verified: reward.map_or_else(DomainSet::none, RewardSettings::verified),
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),

@@ -157,8 +157,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let filters = self.context.training.algorithm.filters;
         let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
         let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
-        let rule = self.context.training.outcome;
-        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
+        let (rule, domain) = (&self.context.training.outcome, &group.task.domain);
+        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(domain, &e.rewards)).collect();
         filters.verdict(&outcomes, &rewards)
     }
 
