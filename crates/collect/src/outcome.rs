@@ -30,6 +30,11 @@ impl OutcomeRule {
         if self.verified.contains(domain) {
             return rewards.solved.map(|solved| f64::from(u8::from(solved)));
         }
+        self.unshaped(rewards)
+    }
+
+    /// Returns the reward less the overlong penalty.
+    pub fn unshaped(&self, rewards: &Rewards) -> Option<f64> {
         let shaping = |c: &RewardComponent| self.is_shaped && c.name == OVERLONG;
         let unshaped = rewards.components.iter().filter(|c| !shaping(c)).cloned().collect();
         Rewards { components: unshaped, ..rewards.clone() }.total()

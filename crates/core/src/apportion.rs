@@ -82,7 +82,8 @@ impl Apportionment {
         let least = WHOLE / (2 * parties - 2);
         let bound = WHOLE - least;
         // Turns until the bound as a fraction: the remainder grows by the share with each.
-        let wait = |party: usize| (i128::from(bound - self.remainders[party]), i128::from(self.shares[party]));
+        let wait =
+            |party: usize| (i128::from(bound - self.remainders[party]), i128::from(self.shares[party]));
         let mut best: Option<usize> = None;
         for party in (0..self.shares.len()).filter(|&p| self.remainders[p] >= least && self.shares[p] > 0) {
             let sooner = |other: usize| {

@@ -290,7 +290,8 @@ impl Cursor {
             let strands = strands.map(|((_, positions), number)| Strand { number, positions }).collect();
             Ok(Lane { strands, turns })
         };
-        let lanes = lanes.into_iter().map(|(_, strands)| lane(strands)).collect::<Result<_, CursorError>>()?;
+        let lanes =
+            lanes.into_iter().map(|(_, strands)| lane(strands)).collect::<Result<_, CursorError>>()?;
         Ok(Self { fingerprint: CursorFingerprint { len, order, seed, stage, sources }, lanes })
     }
 

@@ -8,11 +8,11 @@ use rloom_hub::Hub;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::generator::{Arithmetic, Countdown, Generator, Guess, Programs, Sorting};
 use crate::cursor::Positions;
+use crate::generator::{Arithmetic, Countdown, Generator, Guess, Programs, Sorting};
 use crate::messages::{unusable, wrong_type};
-use crate::record::ANSWER_NAMES;
 use crate::mixture::WeightedSource;
+use crate::record::ANSWER_NAMES;
 use crate::rows::Rows;
 use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, Source};
 

@@ -24,7 +24,9 @@ mod record;
 mod rows;
 mod settings;
 
-pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint};
+pub use cursor::{
+    Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint,
+};
 pub use dataset::{Dataset, Split};
 pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
 pub use files::FileSettings;

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use rloom_algo::{Algorithm, AlgorithmSettings, AlgorithmState, LossStep, LossTerms, Method, TokenScores};
 use rloom_collect::OutcomeRule;
-use rloom_reward::DomainSet;
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
@@ -15,6 +14,7 @@ use rloom_engine::{
     Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
     TrainCapabilities, TrainEngine, TrainError, Which,
 };
+use rloom_reward::DomainSet;
 
 use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
 

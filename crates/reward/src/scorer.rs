@@ -12,7 +12,8 @@ use rloom_function::{FunctionError, Host};
 use crate::domains::outcome_index;
 use crate::settings::MAX_DROPPED;
 use crate::{
-    Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
+    Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError, RewardSettings,
+    Verdict,
 };
 
 /// Judges completions with named components and sums their values.

@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 
 use crate::function::FunctionSettings;
 use crate::{
-    Code, ComponentError, Countdown, DomainSet, EnvironmentReward, Exact, Extract, Format, Length, Math, Numeric,
-    Random, Reward, RewardError, Score, Truncated,
+    Code, ComponentError, Countdown, DomainSet, EnvironmentReward, Exact, Extract, Format, Length, Math,
+    Numeric, Random, Reward, RewardError, Score, Truncated,
 };
 
 /// Reaction to the failure of a component.
@@ -382,7 +382,9 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<ComponentSettings, E> {
     let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
         return Err(E::custom("the component is not a table"));
     };
-    given.retain(|key, value| !value.is_null() && !matches!(key.as_str(), "kind" | "name" | "weight" | "domains"));
+    given.retain(|key, value| {
+        !value.is_null() && !matches!(key.as_str(), "kind" | "name" | "weight" | "domains")
+    });
     let kind = match keys.kind {
         KindName::Exact => Kind::Exact(from_own_keys(given, "exact")?),
         KindName::Numeric => Kind::Numeric(from_own_keys(given, "numeric")?),

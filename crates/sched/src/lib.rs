@@ -57,6 +57,7 @@
 
 mod admission;
 mod ages;
+mod curriculum;
 mod cut;
 mod error;
 mod groups;
@@ -69,6 +70,7 @@ mod settings;
 mod state;
 mod table;
 
+pub use curriculum::{Attempts, CurriculumSettings, SuccessRates};
 pub use error::{GroupEvent, Requirement, SchedError, StateDefect, WorkKind};
 pub use message::{End, SchedulerCommand, SchedulerEvent};
 pub use quota::QuotaState;

@@ -109,7 +109,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             }
             Record::Filtered { ticket } => {
                 let Some(runner) = self.groups.source().rollouts() else { return Ok(None) };
-                let task = runner.task(ticket).map_err(|failure| self.group_error(ticket, failure))?;
+                let task = runner
+                    .task(self.scheduler.draw(ticket))
+                    .map_err(|failure| self.group_error(ticket, failure))?;
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };

@@ -20,8 +20,36 @@ pub(super) fn check(
         problems.push(setting(environment, error.key, &error.problem));
     }
     let name = environment.value.name();
-    let generator = data.value.source.name();
-    match (&environment.value, &data.value.source) {
+    for part in data.value.parts() {
+        check_source(environment, data, &part.source, problems);
+    }
+    if let Some(reward) = reward
+        && !environment.value.has_steps()
+        && let Some(component) =
+            reward.value.components.iter().find(|c| matches!(c.kind, Kind::Environment(_)))
+    {
+        let message = format!("the component `{}` has no step rewards to add up", component.name);
+        problems.push(
+            Problem::new(Code::Conflict, message)
+                .at(
+                    reward.origin_or_table("components"),
+                    format!("the `{name}` environment does not reward turns"),
+                )
+                .at_if_set(environment.origin("kind"), "")
+                .hint(format!("remove the component, or {}", set_guess(environment, data))),
+        );
+    }
+}
+
+/// Checks that the environment plays the tasks of a source.
+fn check_source(
+    environment: &Section<EnvironmentSettings>,
+    data: &Section<DataSettings>,
+    source: &Source,
+    problems: &mut Vec<Problem>,
+) {
+    let (name, generator) = (environment.value.name(), source.name());
+    match (&environment.value, source) {
         // Files may contain any task; the environment parses the answer of each.
         (EnvironmentSettings::Guess(_), Source::Guess(_) | Source::Files(_)) => {}
         (EnvironmentSettings::Guess(_), _) => problems.push(
@@ -43,22 +71,6 @@ pub(super) fn check(
             .hint(set_guess(environment, data)),
         ),
         (EnvironmentSettings::SingleTurn | EnvironmentSettings::Python(_), _) => {}
-    }
-    if let Some(reward) = reward
-        && !environment.value.has_steps()
-        && let Some(component) =
-            reward.value.components.iter().find(|c| matches!(c.kind, Kind::Environment(_)))
-    {
-        let message = format!("the component `{}` has no step rewards to add up", component.name);
-        problems.push(
-            Problem::new(Code::Conflict, message)
-                .at(
-                    reward.origin_or_table("components"),
-                    format!("the `{name}` environment does not reward turns"),
-                )
-                .at_if_set(environment.origin("kind"), "")
-                .hint(format!("remove the component, or {}", set_guess(environment, data))),
-        );
     }
 }
 

@@ -66,6 +66,7 @@ pub(super) fn check_data(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Pro
 fn default_of(data: &DataSettings) -> Source {
     match &data.source {
         Source::Files(files) => Source::Files(files.clone()),
+        Source::Mixture(sources) => Source::Mixture(sources.clone()),
         Source::Arithmetic(_) => Source::Arithmetic(ArithmeticSettings::default()),
         Source::Countdown(_) => Source::Countdown(CountdownSettings::default()),
         Source::Guess(_) => Source::Guess(GuessSettings::default()),

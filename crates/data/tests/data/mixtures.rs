@@ -98,7 +98,10 @@ fn a_mixture_of_one_source_has_its_order() {
     let cursors = [&alone, &mixed].map(|d| Cursor::over(d, &[], Order::Shuffled, 3, 1).unwrap());
     assert_eq!(cursors[0].fingerprint(), cursors[1].fingerprint());
     assert!((0..200).all(|n| cursors[0].at(n) == cursors[1].at(n)));
-    assert_eq!(cursors[0].fingerprint(), Cursor::new(alone.len(), Order::Shuffled, 3, 1).unwrap().fingerprint());
+    assert_eq!(
+        cursors[0].fingerprint(),
+        Cursor::new(alone.len(), Order::Shuffled, 3, 1).unwrap().fingerprint()
+    );
 }
 
 #[test]

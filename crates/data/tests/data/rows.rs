@@ -205,7 +205,11 @@ fn answers_are_optional_until_something_reads_them() {
         error(&[json!({"prompt": "a", "answer": "so\n#### "})], None),
         "data.jsonl:1: `answer` contains no answer"
     );
-    data(&rows[..1]).open(Split::Train).unwrap().check_answers(&|_| Some("the reward `math`".to_owned())).unwrap();
+    data(&rows[..1])
+        .open(Split::Train)
+        .unwrap()
+        .check_answers(&|_| Some("the reward `math`".to_owned()))
+        .unwrap();
 }
 
 #[test]

@@ -198,8 +198,7 @@ impl SimulatedDriver {
         let of = |domain: u32| {
             let own = |t: &&Ticket| self.domain(**t) == domain;
             let held = self.running.keys().chain(self.ready.keys());
-            let indices =
-                self.ready.iter().filter(|(t, _)| self.domain(**t) == domain).map(|(_, (_, i))| *i);
+            let indices = self.ready.iter().filter(|(t, _)| self.domain(**t) == domain).map(|(_, (_, i))| *i);
             (
                 tickets.iter().filter(own).copied().collect(),
                 held.filter(own).copied().collect(),

@@ -206,8 +206,7 @@ fn four() -> SchedulerSettings {
 /// The replacement of a filtered group is of its domain and draws the next task there.
 #[test]
 fn a_replacement_is_of_the_same_domain() {
-    let mut scheduler =
-        Scheduler::with_quotas(four(), &[3.0, 1.0], SchedulerState::default()).unwrap();
+    let mut scheduler = Scheduler::with_quotas(four(), &[3.0, 1.0], SchedulerState::default()).unwrap();
     let started = |commands: Vec<SchedulerCommand>| -> Vec<Ticket> {
         let of = |c: &SchedulerCommand| if let SchedulerCommand::StartGroup(t) = c { Some(*t) } else { None };
         commands.iter().filter_map(of).collect()
@@ -226,7 +225,8 @@ fn a_replacement_is_of_the_same_domain() {
 
 #[test]
 fn contradictions_are_refused() {
-    let new = |settings, weights: &[f64]| Scheduler::with_quotas(settings, weights, SchedulerState::default());
+    let new =
+        |settings, weights: &[f64]| Scheduler::with_quotas(settings, weights, SchedulerState::default());
     let error = |result: Result<Scheduler, SchedError>| result.unwrap_err();
     let deferring = deferring(SchedulerSettings { oversample: 1, ..four() });
     assert_eq!(error(new(deferring, &[1.0])), SchedError::DeferRequires(Requirement::NoQuotas));
