@@ -148,7 +148,7 @@ impl<E: RolloutEngine> Evaluator<E> {
     async fn run_own(&self, shown: usize) -> Result<EvaluationReport, CollectError> {
         // Each task has a completion that is not done, so these are enough to keep the engine busy.
         let limit = self.episodes.engine().limit();
-        let tasks = self.tasks.iter().map(|&position| Box::pin(self.task(position)));
+        let tasks = self.tasks.clone().into_iter().map(|position| Box::pin(self.task(position)));
         let outcomes: Vec<TaskOutcome> =
             join_all(tasks, limit).await.into_iter().collect::<Result<_, CollectError>>()?;
         // A failure of a reward is not a wrong answer: such tasks do not count.

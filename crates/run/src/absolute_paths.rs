@@ -1,5 +1,7 @@
 //! Paths of a configuration, independent of the working directory.
 
+use std::path::Path;
+
 use rloom_config::{Config, ModelSource};
 use rloom_env::EnvironmentSettings;
 use rloom_function::absolute_function;

@@ -1,14 +1,14 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
 use rloom_collect::BoundedEngine;
-use rloom_config::{Config, ModelSource, Stage as StageConfig};
+use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
