@@ -1,8 +1,9 @@
 //! Command-line arguments.
 
 mod cluster;
+mod node;
+mod reward;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,6 +11,8 @@ use rloom_model::Dtype;
 use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
+pub(crate) use self::node::{Guard, Node};
+pub(crate) use self::reward::{Reward, RewardTest};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -72,6 +75,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Algo,
     },
+    /// Test the reward of a recipe before training.
+    Reward {
+        #[command(subcommand)]
+        command: Reward,
+    },
     /// Measure training and generation speed, and compare it with the limits of this machine.
     Bench(Bench),
     /// Install and list the Python environments of PyTorch, vLLM and SGLang.
@@ -92,35 +100,6 @@ pub(crate) enum Command {
     /// Run one process of a node. Started by `rloom node`.
     #[command(hide = true)]
     Guard(Guard),
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The token of the run is in the environment variable RLOOM_TOKEN. The daemon and everything it started end when the
-controller closes the connection or is silent for 10 seconds.")]
-pub(crate) struct Node {
-    /// Address of the controller.
-    #[arg(long, value_name = "HOST:PORT")]
-    pub(crate) controller: String,
-    /// Number of this node [default: SLURM_NODEID or JOB_COMPLETION_INDEX of the environment, else 0].
-    #[arg(long, value_name = "N")]
-    pub(crate) index: Option<u32>,
-    /// Time to wait for a controller that does not listen yet.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
-    pub(crate) wait: u64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Guard {
-    /// Process id of the guard, in the process that becomes the program.
-    #[arg(value_name = "GUARD", requires = "program")]
-    pub(crate) parent: Option<u32>,
-    /// `relayed`: standard output is a socket that is the program's standard input as well.
-    #[arg(value_name = "STDIO", value_parser = ["relayed"])]
-    pub(crate) stdio: Option<String>,
-    /// The program and its arguments.
-    #[arg(value_name = "PROGRAM", last = true)]
-    pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

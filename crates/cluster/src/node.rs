@@ -93,10 +93,10 @@ pub struct RunningProcess {
 
 impl RunningProcess {
     /// Sort key: `replica 10` comes after `replica 9`.
-    pub(crate) fn order(&self) -> (usize, &str, &str, u64, i32) {
+    pub(crate) fn order(&self) -> (usize, &str, &str, u64) {
         let digits = self.name.bytes().rev().take_while(u8::is_ascii_digit).count();
         let (name, number) = self.name.split_at(self.name.len() - digits);
-        (self.machine, &self.role, name, number.parse().unwrap_or(0), self.pid)
+        (self.machine, &self.role, name, number.parse().unwrap_or(0))
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::CollectError;
 use crate::bounded::BoundedEngine;
-use crate::transcript::{policy_text, prompt_text};
+use crate::transcript::{completion_text, policy_text, prompt_text};
 use crate::waits::{WaitTarget, Waits};
 
 /// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
@@ -178,7 +178,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
         let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
-        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, request.key);
+        let random = self.random(&request);
+        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
         let mut attempt = self.environment(request.key, start).await?;
         let (mut turns, mut unfinished) = split_partial(from);
         for turn in &turns {
@@ -233,6 +234,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         }
     }
 
+    /// The key of the episode's random streams.
+    fn random(&self, episode: &EpisodeRequest<'_>) -> RandomKey {
+        RandomKey::for_sample(self.settings.seed, self.settings.stage, episode.purpose, episode.key)
+    }
+
     /// The request for the next turn.
     fn request(
         &self,
@@ -242,9 +248,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     ) -> GenerateRequest {
         let mut sampling = episode.sampling.clone();
         sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
-        let EpisodeSettings { policy, seed, stage, stop_tokens, .. } = &self.settings;
-        let random = RandomKey::for_sample(*seed, *stage, episode.purpose, episode.key);
-        let mut request = GenerateRequest::new(random, attempt.tokens(), sampling);
+        let EpisodeSettings { policy, stop_tokens, .. } = &self.settings;
+        let mut request = GenerateRequest::new(self.random(episode), attempt.tokens(), sampling);
         request.policy = *policy;
         request.attachments = attempt.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);
@@ -443,15 +448,24 @@ struct Judge {
 }
 
 impl Judge {
-    /// Prompt and text of a trajectory; the prompt is empty unless a component reads it.
-    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 2], TextError> {
+    /// Prompt, text and transcript of a trajectory; prompt and transcript are empty unless a component reads them.
+    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 3], TextError> {
         let prompt =
             if self.scorer.reads_prompt() { prompt_text(&self.tokenizer, trajectory) } else { String::new() };
-        Ok([prompt, policy_text(&self.tokenizer, trajectory)?])
+        let transcript = if self.scorer.reads_observations() {
+            completion_text(&self.tokenizer, trajectory)
+        } else {
+            String::new()
+        };
+        Ok([prompt, policy_text(&self.tokenizer, trajectory)?, transcript])
     }
 
-    fn judged<'a>(&'a self, trajectory: &'a Trajectory, [prompt, text]: &'a [String; 2]) -> Judged<'a> {
-        Judged { task: &self.task, trajectory, text, prompt }
+    fn judged<'a>(
+        &'a self,
+        trajectory: &'a Trajectory,
+        [prompt, text, transcript]: &'a [String; 3],
+    ) -> Judged<'a> {
+        Judged { task: &self.task, trajectory, text, transcript, prompt }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use rloom_algo::{AdvantageKind, Kind, LossKind};
 use rloom_cluster::ClusterSettings;
+use rloom_core::field_names;
 use rloom_data::DataSettings;
 use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
@@ -16,7 +17,6 @@ use serde::de::DeserializeOwned;
 
 use crate::domains::DomainSettings;
 use crate::keys::{EvalKeys, ModelKeys, RootKeys, StageKeys, TokenizerKeys};
-use crate::layered::fields::field_names;
 use crate::layered::merge::{Choice, STAGES, merge_section};
 use crate::layered::read::{Context, Layer, read};
 use crate::layered::source::{Origin, Sources};

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cursor::Positions;
-use crate::generator::{Arithmetic, Countdown, Generator, Guess, Programs, Sorting};
 use crate::messages::{unusable, wrong_type};
 use crate::mixture::WeightedSource;
 use crate::record::ANSWER_NAMES;
 use crate::rows::Rows;
+use crate::source::Generator;
 use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, Source};
 
 /// One of the disjoint parts of a dataset.
@@ -85,17 +85,15 @@ impl Dataset {
     pub fn open_with(settings: &DataSettings, split: Split, seed: u64, hub: &Hub) -> Result<Self, DataError> {
         settings.validate()?;
         let format = &settings.prompt_format;
-        let generator = match &settings.source {
-            Source::Files(files) => {
-                let rows = files.read(format, split, hub)?;
-                return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone() }, split);
-            }
-            Source::Arithmetic(s) => Generator::Arithmetic(Arithmetic::new(s, split, seed)?),
-            Source::Countdown(s) => Generator::Countdown(Countdown::new(s, split, seed)?),
-            Source::Guess(s) => Generator::Guess(Guess::new(s, split, seed)?),
-            Source::Programs(s) => Generator::Programs(Programs::new(s, split, seed)?),
-            Source::Sorting(s) => Generator::Sorting(Sorting::new(s, split, seed)?),
-            Source::Mixture(sources) => return Self::mixed(sources, split, seed, hub),
+        if let Source::Files(files) = &settings.source {
+            let rows = files.read(format, split, hub)?;
+            return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone() }, split);
+        }
+        if let Source::Mixture(sources) = &settings.source {
+            return Self::mixed(sources, split, seed, hub);
+        }
+        let Some(generator) = settings.source.generator(split, seed)? else {
+            return Err(DataError::EmptySplit { split });
         };
         let domain = settings.domain.clone().unwrap_or_else(|| generator.name().to_owned());
         Self::new(Tasks::Generated(Box::new(Generated { generator, format: format.clone(), domain })), split)

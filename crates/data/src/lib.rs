@@ -23,6 +23,7 @@ mod prompt_format;
 mod record;
 mod rows;
 mod settings;
+mod source;
 
 pub use cursor::{
     Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint,
@@ -32,13 +33,16 @@ pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location}
 pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
-    ArithmeticSettings, CountdownSettings, DigitOrder, Digits, GuessSettings, HeldOut, Operation,
-    ProgramsSettings, SortingSettings, Style, Wording,
+    ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings,
+    DigitOrder, Digits, FrozenLakeSettings, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
+    ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
+    Wording, WordleSettings,
 };
 pub use mixture::WeightedSource;
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
-pub use settings::{DataSettings, Source};
+pub use settings::DataSettings;
+pub use source::Source;
 
 use permutation::Permutation;

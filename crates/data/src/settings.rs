@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::mixture::{self, MixtureTable, WeightedSource};
+use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
-    ArithmeticSettings, CountdownSettings, DataError, DataPath, DigitOrder, Digits, FileSettings,
-    GuessSettings, HeldOut, Operation, Paths, ProgramsSettings, PromptFormat, SortingSettings, Split, Style,
-    Wording,
+    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
+    Source, Split, Style, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -33,48 +33,6 @@ pub struct DataSettings {
     pub domain: Option<String>,
 }
 
-/// Source of tasks.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Source {
-    /// JSONL or Parquet files.
-    Files(FileSettings),
-    /// Arithmetic with two operands.
-    Arithmetic(ArithmeticSettings),
-    /// Countdown: expressions that reach a target.
-    Countdown(CountdownSettings),
-    /// Number guessing, over several turns.
-    Guess(GuessSettings),
-    /// Tiny programs with tests.
-    Programs(ProgramsSettings),
-    /// Lists to sort.
-    Sorting(SortingSettings),
-    /// Several sources with weights.
-    Mixture(Vec<WeightedSource>),
-}
-
-impl Source {
-    /// Name in messages; for generators also the domain of the tasks.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Files(_) => "files",
-            Self::Arithmetic(_) => "arithmetic",
-            Self::Countdown(_) => "countdown",
-            Self::Guess(_) => "guess",
-            Self::Programs(_) => "programs",
-            Self::Sorting(_) => "sorting",
-            Self::Mixture(_) => "sources",
-        }
-    }
-
-    /// Settings of files; `None` for generators.
-    pub fn files(&self) -> Option<&FileSettings> {
-        match self {
-            Self::Files(files) => Some(files),
-            _ => None,
-        }
-    }
-}
-
 impl From<Source> for DataSettings {
     fn from(source: Source) -> Self {
         Self { source, prompt_format: PromptFormat::default(), domain: None }
@@ -85,15 +43,7 @@ impl DataSettings {
     /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
         self.prompt_format.validate()?;
-        match &self.source {
-            Source::Files(s) => s.validate(),
-            Source::Arithmetic(s) => s.validate(),
-            Source::Countdown(s) => s.validate(),
-            Source::Guess(s) => s.validate(),
-            Source::Programs(s) => s.validate(),
-            Source::Sorting(s) => s.validate(),
-            Source::Mixture(sources) => mixture::validate(sources),
-        }
+        self.source.validate()
     }
 
     /// Replaces the revisions of data sets on a hub with their commits, so that later runs read the same rows. Checks that
@@ -146,17 +96,7 @@ impl DataSettings {
     /// All characters of a generator's tasks, the template and the system message: the alphabet of a character tokenizer.
     /// `None` for files, whose characters are unknown.
     pub fn alphabet(&self) -> Option<String> {
-        let own = match &self.source {
-            Source::Files(_) => return None,
-            Source::Arithmetic(s) => s.alphabet(),
-            Source::Countdown(s) => s.alphabet(),
-            Source::Guess(s) => s.alphabet(),
-            Source::Programs(s) => s.alphabet(),
-            Source::Sorting(s) => s.alphabet(),
-            Source::Mixture(sources) => {
-                sources.iter().map(|source| source.data.alphabet()).collect::<Option<String>>()?
-            }
-        };
+        let own = self.source.alphabet()?;
         let texts = [&self.prompt_format.system, &self.prompt_format.template];
         let texts = texts.into_iter().flatten().map(|t| t.replace("{prompt}", ""));
         let mut characters: Vec<char> = own.chars().chain(texts.collect::<String>().chars()).collect();
@@ -213,16 +153,15 @@ pub(crate) struct Keys {
     min_length: Option<u32>,
     max_length: Option<u32>,
     careless_share: Option<f64>,
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum GeneratorName {
-    Arithmetic,
-    Countdown,
-    Guess,
-    Programs,
-    Sorting,
+    map_size: Option<u32>,
+    ice_share: Option<f64>,
+    seat: Option<Seat>,
+    arms: Option<u32>,
+    boxes: Option<u32>,
+    wall_share: Option<f64>,
+    min_blanks: Option<u32>,
+    max_blanks: Option<u32>,
+    words: Option<u32>,
 }
 
 const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
@@ -264,41 +203,34 @@ pub(crate) fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
             return Err(E::custom("`generator` and `path` cannot be combined; remove one of the two"));
         }
         (None, false) => {
-            return Err(E::custom(
-                "the data needs a `generator` (arithmetic, countdown, guess, programs, sorting), a `path` or `sources`",
-            ));
+            let names = GeneratorName::NAMES.join(", ");
+            return Err(E::custom(format_args!(
+                "the data needs a `generator` ({names}), a `path` or `sources`"
+            )));
         }
         (None, true) => Source::Files(from_own_keys(given, "files")?),
-        (Some(GeneratorName::Arithmetic), _) => Source::Arithmetic(from_own_keys(given, "arithmetic")?),
-        (Some(GeneratorName::Countdown), _) => Source::Countdown(from_own_keys(given, "countdown")?),
-        (Some(GeneratorName::Guess), _) => Source::Guess(from_own_keys(given, "guess")?),
-        (Some(GeneratorName::Programs), _) => Source::Programs(from_own_keys(given, "programs")?),
-        (Some(GeneratorName::Sorting), _) => Source::Sorting(from_own_keys(given, "sorting")?),
+        (Some(generator), _) => Source::from_given(generator, given)?,
     };
     Ok(DataSettings { source, prompt_format, domain })
 }
 
 /// Deserialises the keys of one source; keys of other sources are errors.
-fn from_own_keys<T: DeserializeOwned, E: Error>(given: Map<String, Value>, source: &str) -> Result<T, E> {
+pub(crate) fn from_own_keys<T: DeserializeOwned, E: Error>(
+    given: Map<String, Value>,
+    source: &str,
+) -> Result<T, E> {
     serde_json::from_value(Value::Object(given))
         .map_err(|e| E::custom(format_args!("{e} (keys of `{source}` data)")))
 }
 
 impl Serialize for DataSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let source = match &self.source {
-            Source::Files(s) => serde_json::to_value(s),
-            Source::Arithmetic(s) => serde_json::to_value(s),
-            Source::Countdown(s) => serde_json::to_value(s),
-            Source::Guess(s) => serde_json::to_value(s),
-            Source::Programs(s) => serde_json::to_value(s),
-            Source::Sorting(s) => serde_json::to_value(s),
-            Source::Mixture(sources) => {
-                let mut map = serializer.serialize_map(None)?;
-                map.serialize_entry("sources", sources)?;
-                return map.end();
-            }
-        };
+        if let Source::Mixture(sources) = &self.source {
+            let mut map = serializer.serialize_map(None)?;
+            map.serialize_entry("sources", sources)?;
+            return map.end();
+        }
+        let source = self.source.to_json();
         let prompt_format = serde_json::to_value(&self.prompt_format);
         let mut map = serializer.serialize_map(None)?;
         if self.source.files().is_none() {
@@ -355,15 +287,4 @@ pub(crate) struct NamedGeneratorTable {
     domain: Option<String>,
     #[serde(flatten)]
     generator: GeneratorTable,
-}
-
-#[derive(JsonSchema)]
-#[serde(tag = "generator", rename_all = "snake_case")]
-#[expect(dead_code, reason = "only its schema is used")]
-pub(crate) enum GeneratorTable {
-    Arithmetic(ArithmeticSettings),
-    Countdown(CountdownSettings),
-    Guess(GuessSettings),
-    Programs(ProgramsSettings),
-    Sorting(SortingSettings),
 }

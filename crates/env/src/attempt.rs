@@ -1,10 +1,11 @@
 use rloom_core::{
-    Attachment, Author, SampleKey, Span, StepReward, StopReason, Task, Trajectory, VersionSpan,
+    Attachment, Author, RandomKey, SampleKey, Span, StepReward, StopReason, Task, Ticket, Trajectory,
+    VersionSpan,
 };
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
-use crate::{EnvError, Environment, Interaction, Next, Observation, Response, TurnProblem};
+use crate::{EnvError, Environment, Interaction, Next, Observation, Response, TurnProblem, View};
 
 /// One turn of the policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,15 +44,17 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// Starts an episode. `context` is the maximum number of tokens of the trajectory.
+    /// Starts an episode. `context` is the maximum number of tokens of the trajectory; `random` contains its key.
     pub async fn start(
         environment: &dyn Environment,
         task: &Task,
         tokenizer: &Tokenizer,
         context: usize,
-        key: SampleKey,
+        random: RandomKey,
     ) -> Result<Self, EnvError> {
-        let start = environment.start(task, tokenizer).await?;
+        let RandomKey { ticket, sample, segment, .. } = random;
+        let key = SampleKey { ticket: Ticket(ticket), sample, segment };
+        let start = environment.start(task, tokenizer, random).await?;
         let prompt = start.prompt.len();
         if prompt == 0 {
             return Err(EnvError::EmptyPrompt { task: task.index });
@@ -96,6 +99,16 @@ impl Attempt {
     /// True if the episode is over.
     pub fn is_over(&self) -> bool {
         self.over
+    }
+
+    /// What a person sees before the next turn, if the environment shows it.
+    pub fn view(&self) -> Option<View> {
+        self.interaction.view()
+    }
+
+    /// A next turn without a strategy, if the environment has one.
+    pub(crate) fn suggest(&mut self) -> Option<String> {
+        self.interaction.suggest()
     }
 
     /// True if the episode is over because an observation left no room for another turn.

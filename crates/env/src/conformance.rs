@@ -3,7 +3,9 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use rloom_core::{PolicyId, PolicyVersion, SampleKey, StopReason, Task, Ticket, Trajectory, VersionSpan};
+use rloom_core::{
+    PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Task, Ticket, Trajectory, VersionSpan,
+};
 use rloom_text::{TextError, Tokenizer};
 
 use crate::{Attempt, EnvError, Environment, Progress, Turn};
@@ -63,6 +65,9 @@ pub enum Violation {
     /// Different trajectories for equal replies.
     #[error("equal replies gave a different trajectory the second time")]
     NotReproducible,
+    /// Different prompts for samples of one task.
+    #[error("samples of a task have different prompts")]
+    PromptOfSample,
     /// Different trajectories for episodes that run at the same time.
     #[error("concurrent episodes affect each other")]
     SharedState,
@@ -109,7 +114,7 @@ pub enum Violation {
 /// the last one is repeated.
 ///
 /// The suite checks that
-/// - the prompt is not empty and is the same each time;
+/// - the prompt is not empty and is the same each time, also for another sample of the task;
 /// - episodes end, and their trajectories are valid and equal for equal replies;
 /// - concurrent episodes do not affect each other;
 /// - a truncated turn ends the episode;
@@ -149,14 +154,23 @@ impl Suite<'_> {
         if expected.tokens.is_empty() || expected.tokens != again.tokens || expected.spans != again.spans {
             return Err(Violation::NotReproducible);
         }
+        let other = self.start_sample(4, LARGE_CONTEXT)?;
+        if !expected.tokens.starts_with(other.tokens()) {
+            return Err(Violation::PromptOfSample);
+        }
         self.check_concurrent_episodes(&turns, &expected)?;
         let prompt = self.check_truncation(first)?;
         self.check_context(prompt)
     }
 
     fn start(&self, context: usize) -> Result<Attempt, Violation> {
-        let key = SampleKey { ticket: Ticket(7), sample: 3, segment: 0 };
-        wait(Attempt::start(self.environment, self.task, self.tokenizer, context, key))?
+        self.start_sample(3, context)
+    }
+
+    fn start_sample(&self, sample: u32, context: usize) -> Result<Attempt, Violation> {
+        let key = SampleKey { ticket: Ticket(7), sample, segment: 0 };
+        let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key);
+        wait(Attempt::start(self.environment, self.task, self.tokenizer, context, random))?
             .map_err(Violation::Start)
     }
 

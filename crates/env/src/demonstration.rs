@@ -1,6 +1,6 @@
 use rloom_core::{
-    ChatMessage, Demonstration, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task,
-    Trajectory, VersionSpan,
+    ChatMessage, Demonstration, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey,
+    StopReason, Task, Trajectory, VersionSpan,
 };
 use rloom_text::{RenderOptions, TextError, Tokenizer};
 
@@ -12,6 +12,9 @@ use crate::{Attempt, EnvError, Environment, Progress, Turn};
 /// Turns are tokenised separately from their prefix, as in a rollout, and each ends with an end-of-text token. In a
 /// conversation, the first turn is the assistant's message as the chat template renders it after the prompt; if the
 /// template renders the prompt differently when a message follows, it is the message itself and the end-of-text token.
+///
+/// A demonstration without turns is played by the environment itself, if it can: its turns follow the rules without a
+/// strategy.
 ///
 /// Turns after the end of the episode are not played. The trajectory was not sampled: its log-probabilities are 0, and it
 /// has no policy versions.
@@ -28,10 +31,15 @@ pub async fn demonstrate(
     let text_error = |source| EnvError::Text { task: task.index, source };
     let too_long =
         |prompt, completion| EnvError::DemonstrationTooLong { task: task.index, prompt, completion, context };
-    let mut attempt = Attempt::start(environment, task, tokenizer, context, key).await?;
-    let later = demonstration.turns().iter().skip(1).cloned().map(Ok);
-    for written in std::iter::once(first_turn(tokenizer, &task.prompt, demonstration)).chain(later) {
-        let tokens = turn_tokens(tokenizer, &written.map_err(text_error)?).map_err(text_error)?;
+    let random = RandomKey::for_sample(0, 0, Purpose::Generator, key);
+    let mut attempt = Attempt::start(environment, task, tokenizer, context, random).await?;
+    let mut written = demonstration.turns().iter().skip(1).cloned();
+    let mut next = match demonstration {
+        Demonstration::Turns(turns) if turns.is_empty() => attempt.suggest(),
+        _ => Some(first_turn(tokenizer, &task.prompt, demonstration).map_err(text_error)?),
+    };
+    while let Some(turn) = next {
+        let tokens = turn_tokens(tokenizer, &turn).map_err(text_error)?;
         let tokens = tokens.ok_or(EnvError::NoEndToken)?;
         let (before, length) = (attempt.tokens().len(), tokens.len());
         if length > attempt.room() {
@@ -45,6 +53,10 @@ pub async fn demonstrate(
         if progress == Progress::Done {
             break;
         }
+        next = match demonstration {
+            Demonstration::Turns(turns) if turns.is_empty() => attempt.suggest(),
+            _ => written.next(),
+        };
     }
     let mut trajectory = attempt.finish()?;
     trajectory.versions.clear();

@@ -1,7 +1,7 @@
 use std::fmt::Debug;
 use std::pin::Pin;
 
-use rloom_core::{Attachment, Task};
+use rloom_core::{Attachment, RandomKey, Task};
 use rloom_text::Tokenizer;
 
 use crate::{EnvError, Turn};
@@ -17,11 +17,13 @@ pub trait Environment: Debug + Send + Sync {
     /// Starts an episode.
     ///
     /// The prompt must not be empty and must be the same for every episode of a task: the episodes of a group share it,
-    /// and engines compute it once for all of them.
+    /// and engines compute it once for all of them. Chance within the episode, such as the moves of an opponent, comes from
+    /// `random` alone, so that an episode can be played again.
     fn start<'a>(
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>>;
 }
 
@@ -50,6 +52,25 @@ pub trait Interaction: Debug + Send {
     ///
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>>;
+
+    /// A next turn that follows the rules without a strategy, for demonstrations of tasks that have none.
+    fn suggest(&mut self) -> Option<String> {
+        None
+    }
+
+    /// What a person sees before a turn.
+    fn view(&self) -> Option<View> {
+        None
+    }
+}
+
+/// An episode as a person sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// The position, in one or more lines.
+    pub board: String,
+    /// Turns that are possible.
+    pub moves: Vec<String>,
 }
 
 /// Response of the environment to a turn.

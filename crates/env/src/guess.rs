@@ -1,14 +1,20 @@
 use std::future::ready;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
 
-use rloom_core::{SettingError, Task, ValueRange};
+use rloom_core::{RandomKey, SettingError, Task, ValueRange};
+use rloom_function::Host;
 use rloom_text::{TextError, Tokenizer};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dialogue::Dialogue;
+use crate::keys::keys;
+use crate::settings::Kind;
 use crate::{
-    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
+    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Observation, Response, Start,
+    Turn, render_prompt,
 };
 
 /// Observation: the secret is smaller than the guess.
@@ -51,14 +57,28 @@ impl Default for GuessSettings {
     }
 }
 
-impl GuessSettings {
-    /// Checks the settings.
-    pub fn validate(&self) -> Result<(), SettingError> {
+keys!(GuessSettings { max_turns: u32 });
+
+impl Kind for GuessSettings {
+    fn validate(&self) -> Result<(), SettingError> {
         ValueRange::between(1.0, 1000.0).check("max_turns", self.max_turns.into())
     }
 
-    /// All characters of the observations.
-    pub(crate) const ALPHABET: &str = "<>?";
+    fn max_turns(&self) -> usize {
+        self.max_turns as usize
+    }
+
+    fn alphabet(&self) -> &'static str {
+        "<>?"
+    }
+
+    fn environment(
+        &self,
+        _: Duration,
+        _: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
+        Ok(Arc::new(Guess::new(*self)))
+    }
 }
 
 /// An answer without range and secret.
@@ -106,6 +126,7 @@ impl Environment for Guess {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(ready(self.start_game(task, tokenizer)))
     }

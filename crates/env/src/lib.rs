@@ -23,7 +23,9 @@ mod demonstration;
 mod dialogue;
 mod environment;
 mod error;
+mod games;
 mod guess;
+mod keys;
 mod python;
 mod render;
 mod settings;
@@ -32,8 +34,12 @@ mod unrendered;
 
 pub use attempt::{Attempt, Progress, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
-pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start};
+pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start, View};
 pub use error::{EnvError, TurnProblem};
+pub use games::{
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Observe,
+    Opponent, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+};
 pub use guess::{Guess, GuessSettings};
 pub use python::PythonPlays;
 pub use render::render_prompt;

@@ -4,17 +4,82 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rloom_core::{PromptSource, Task};
+use rloom_core::{PromptSource, RandomKey, SettingError, Task};
 use rloom_function::{Answer, FunctionError, Host, Pool, PythonEnvironment, Session};
 use rloom_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::dialogue::Dialogue;
+use crate::keys::keys;
+use crate::settings::Kind;
 use crate::{
-    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
+    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Observation, Response, Start,
+    Turn, render_prompt,
 };
 
 const NAME: &str = "python";
+
+keys!(PythonEnvironment {
+    function: String,
+    workers: u32,
+    python: String,
+    max_turns: u32,
+    rewards_turns: bool,
+    alphabet: String,
+    recycle_calls: u64,
+    memory_mib: u64,
+});
+
+impl Kind for PythonEnvironment {
+    fn validate(&self) -> Result<(), SettingError> {
+        self.validate()
+    }
+
+    fn max_turns(&self) -> usize {
+        self.max_turns as usize
+    }
+
+    fn has_steps(&self) -> bool {
+        self.rewards_turns
+    }
+
+    fn reads_answer(&self) -> bool {
+        false
+    }
+
+    fn is_game(&self) -> bool {
+        false
+    }
+
+    fn alphabet(&self) -> &str {
+        &self.alphabet
+    }
+
+    fn make_absolute(&mut self) {
+        self.make_absolute();
+    }
+
+    fn python_function(&self) -> Option<&str> {
+        Some(&self.function)
+    }
+
+    fn processes(&self) -> Option<usize> {
+        self.processes()
+    }
+
+    fn check(&self, host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        // The time that a worker has to start does not depend on the timeout of its answers.
+        Ok(pool(self, Duration::ZERO, host)?.check()?)
+    }
+
+    fn environment(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
+        Ok(Arc::new(PythonPlays::new(self, timeout, host)?))
+    }
+}
 
 /// A Python class or generator function that plays episodes.
 ///
@@ -68,7 +133,7 @@ impl PythonPlays {
 }
 
 /// The processes of an environment.
-pub(crate) fn pool(
+fn pool(
     settings: &PythonEnvironment,
     timeout: Duration,
     host: Option<Arc<dyn Host>>,
@@ -108,6 +173,7 @@ impl Environment for PythonPlays {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        _: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(self.begin(task, tokenizer))
     }

@@ -30,6 +30,10 @@ pub struct PythonFunction {
     /// One call judges all completions of a group.
     #[serde(default)]
     pub group: bool,
+    /// The completion is the whole episode after the prompt: what the policy wrote and what the environment answered. Otherwise it is
+    /// what the policy wrote, since text of the environment must not earn a reward.
+    #[serde(default)]
+    pub observations: bool,
     /// Calls after which a process is replaced; 0: never.
     #[serde(default)]
     pub recycle_calls: u64,
@@ -53,6 +57,10 @@ pub struct CommandFunction {
     /// One call judges all completions of a group.
     #[serde(default)]
     pub group: bool,
+    /// The completion is the whole episode after the prompt: what the policy wrote and what the environment answered. Otherwise it is
+    /// what the policy wrote, since text of the environment must not earn a reward.
+    #[serde(default)]
+    pub observations: bool,
     /// Calls after which a process is replaced; 0: never.
     #[serde(default)]
     pub recycle_calls: u64,
@@ -76,6 +84,10 @@ pub struct HttpFunction {
     /// One request judges all completions of a group.
     #[serde(default)]
     pub group: bool,
+    /// The completion is the whole episode after the prompt: what the policy wrote and what the environment answered. Otherwise it is
+    /// what the policy wrote, since text of the environment must not earn a reward.
+    #[serde(default)]
+    pub observations: bool,
     /// The reward from which on the task counts as solved, which makes the component a verifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solved_at: Option<f64>,

@@ -2,31 +2,21 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rloom_core::{Program, ValueRange};
+use rloom_core::{Program, SettingProblem, ValueRange};
 use rloom_sandbox::code::{Case, CodeJudge, Language, cases};
-use rloom_sandbox::{Choice, Limits, Sandbox, SandboxError};
+use rloom_sandbox::{Choice, Executor, Limits, Sandbox, SandboxError, Server};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fence::last_block;
 use crate::verifier::Truncated;
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Completion, ComponentError, JudgeError, Reward, Score, Verdict};
 
 /// Field of a row that names the language.
 const LANGUAGE_FIELD: &str = "language";
 
 /// Time of a test case by the clock, in limits of its processor time.
 const WALL: u32 = 4;
-
-/// Value of a program by its test cases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Score {
-    /// 1 if all cases pass, 0 otherwise. Cases after the first failure are not run.
-    #[default]
-    All,
-    /// Fraction of the cases that pass.
-    Fraction,
-}
 
 /// Verifies a program by test cases, in a sandbox. The program is the last fenced code block of the completion.
 ///
@@ -46,6 +36,10 @@ pub struct Code {
     pub fenced: bool,
     /// Protection of the machine from the programs.
     pub sandbox: Choice,
+    /// Address of a server with the HTTP interface of SandboxFusion, such as `http://127.0.0.1:8080/run_code`, that runs the
+    /// programs instead of this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// Folders that programs can read in addition to those of the system, such as that of an interpreter; its `bin` is
     /// searched first.
     pub readable: Vec<PathBuf>,
@@ -69,6 +63,7 @@ impl Default for Code {
             score: Score::All,
             fenced: true,
             sandbox: Choice::Auto,
+            url: None,
             readable: Vec::new(),
             case_seconds: 10.0,
             memory_mib: 1024,
@@ -85,9 +80,32 @@ impl Code {
         if let Some(workers) = self.workers {
             ValueRange::between(1.0, 4096.0).check("workers", f64::from(workers))?;
         }
+        if let Some(url) = &self.url {
+            self.validate_server(url)?;
+        }
         match self.readable.iter().find(|folder| !folder.is_absolute()) {
             Some(folder) => Err(ComponentError::RelativeFolder { folder: folder.display().to_string() }),
             None => Ok(()),
+        }
+    }
+
+    fn validate_server(&self, url: &str) -> Result<(), ComponentError> {
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            let expected = "an address that begins with `http://` or `https://`";
+            return Err(SettingProblem::Invalid { value: format!("{url:?}"), expected }.at("url").into());
+        }
+        let unread = [("sandbox", self.sandbox != Choice::Auto), ("readable", !self.readable.is_empty())];
+        match unread.into_iter().find(|(_, is_given)| *is_given) {
+            Some((key, _)) => Err(ComponentError::UnreadByServer { key }),
+            None => Ok(()),
+        }
+    }
+
+    /// Where programs run.
+    fn executor(&self) -> Result<Executor, SandboxError> {
+        match &self.url {
+            None => Ok(Sandbox::detect(&Program::current(), self.sandbox)?.into()),
+            Some(url) => Ok(Server::new(url).into()),
         }
     }
 
@@ -119,8 +137,9 @@ pub(crate) struct CodeReward {
 impl CodeReward {
     fn judge_of_machine(&self) -> Result<&CodeJudge, JudgeError> {
         let found = self.judge.get_or_init(|| {
-            let sandbox = Sandbox::detect(&Program::current(), self.settings.sandbox)?;
-            Ok(CodeJudge::new(sandbox, self.settings.limits(), self.settings.readable.clone()))
+            let settings = &self.settings;
+            let executor = settings.executor()?;
+            Ok(CodeJudge::new(executor, settings.slots(), settings.limits(), settings.readable.clone()))
         });
         found.as_ref().map_err(|error| JudgeError::Sandbox(Box::new(error.clone())))
     }
@@ -175,59 +194,19 @@ impl Reward for CodeReward {
     }
 
     fn prepare(&self) -> Result<(), JudgeError> {
-        self.judge_of_machine().map(|_| ())
+        match self.judge_of_machine()?.executor() {
+            Executor::Machine(_) => Ok(()),
+            Executor::Server(server) => server
+                .check(Instant::now() + self.timeout)
+                .map_err(|error| JudgeError::Sandbox(Box::new(error))),
+        }
     }
 
     fn sandbox(&self) -> Option<&'static str> {
-        Some(self.judge_of_machine().ok()?.sandbox().tier().name())
+        Some(self.judge_of_machine().ok()?.executor().protection())
     }
 
     fn is_verifier(&self) -> bool {
         true
-    }
-}
-
-/// The content of the last code block between fences of three or more backticks.
-fn last_block(text: &str) -> Option<&str> {
-    let mut found = None;
-    // Start of the content of the open block, and its fence.
-    let mut open: Option<(usize, usize)> = None;
-    let mut at = 0;
-    for line in text.split_inclusive('\n') {
-        let trimmed = line.trim();
-        let ticks = trimmed.bytes().take_while(|byte| *byte == b'`').count();
-        match open {
-            None if ticks >= 3 && !trimmed[ticks..].contains('`') => open = Some((at + line.len(), ticks)),
-            Some((start, fence)) if ticks >= fence && trimmed.len() == ticks => {
-                found = Some(&text[start..at]);
-                open = None;
-            }
-            _ => {}
-        }
-        at += line.len();
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_closed_block_is_the_program() {
-        for (text, expected) in [
-            ("```python\nprint(1)\n```", Some("print(1)\n")),
-            ("```\na\n```\nthen\n```py\nb\n```\nend", Some("b\n")),
-            ("```\na\n```\n```\nb", Some("a\n")),
-            ("````md\n```\ninner\n```\n````", Some("```\ninner\n```\n")),
-            ("  ```js\n  a\n  ```", Some("  a\n")),
-            ("```\n```", Some("")),
-            ("``` not `closed` ```\na", None),
-            ("print(1)", None),
-            ("", None),
-            ("```", None),
-        ] {
-            assert_eq!(last_block(text), expected, "{text:?}");
-        }
     }
 }

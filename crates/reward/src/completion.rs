@@ -14,6 +14,9 @@ pub struct Completion<'a> {
     pub task: &'a Task,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
+    /// Text after the prompt, without special tokens: that of the policy and the observations between its turns. Empty unless a component reads
+    /// it ([`Reward::reads_observations`]).
+    pub transcript: &'a str,
     /// Number of policy tokens, including the stop token.
     pub tokens: usize,
     /// The policy tokens.
@@ -85,6 +88,12 @@ pub trait Reward: Debug + Send + Sync {
         false
     }
 
+    /// True if it judges the whole episode: [`Completion::text`] is then the transcript. Otherwise it is what the policy wrote, so that text of
+    /// the environment earns no reward.
+    fn reads_observations(&self) -> bool {
+        false
+    }
+
     /// Number of completions that it judges at a time without using a thread's time, such as by asking other processes.
     /// It then enforces the timeout itself.
     fn waiting_slots(&self) -> usize {
@@ -120,6 +129,11 @@ pub trait Reward: Debug + Send + Sync {
     /// True if it reads the task's reference answer. A run checks before it starts that every task has one.
     fn reads_answer(&self) -> bool {
         false
+    }
+
+    /// A completion that gives a reference answer in the form that it expects; `None` if answers have none.
+    fn reference(&self, _answer: &str) -> Option<String> {
+        None
     }
 
     /// Checks the settings.

@@ -67,6 +67,10 @@ impl Reward for Countdown {
         true
     }
 
+    fn reference(&self, answer: &str) -> Option<String> {
+        extract::write_first(&self.extract, answer)
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         ValueRange::from_below(0.0, 1.0).check("partial", self.partial)?;
         Ok(extract::validate(&self.extract)?)

@@ -6,8 +6,10 @@ use rloom_function::FunctionError;
 use rloom_sandbox::SandboxError;
 use rloom_sandbox::code::CaseError;
 
+use crate::{RowProblem, SchemaError};
+
 /// A failure of a component to judge a completion.
-#[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, miette::Diagnostic, thiserror::Error)]
 pub enum JudgeError {
     /// A task without a reference answer.
     #[error("task {task} has no reference answer")]
@@ -74,10 +76,28 @@ pub enum JudgeError {
         /// Index of the task in its dataset.
         task: u64,
     },
+    /// A row that the component cannot use.
+    #[error("task {task}: {problem}")]
+    Row {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// The defect.
+        problem: Box<RowProblem>,
+    },
+    /// Settings that the component cannot use.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Settings(Box<ComponentError>),
     /// A sandbox that failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Sandbox(Box<SandboxError>),
+}
+
+impl From<ComponentError> for JudgeError {
+    fn from(error: ComponentError) -> Self {
+        Self::Settings(Box::new(error))
+    }
 }
 
 impl From<FunctionError> for JudgeError {
@@ -93,6 +113,8 @@ pub enum ReferenceForm {
     Number,
     /// An expression of numbers, or numbers and a target.
     Countdown,
+    /// A capital letter.
+    Choice,
 }
 
 impl ReferenceForm {
@@ -100,6 +122,7 @@ impl ReferenceForm {
         match self {
             Self::Number => "use the `math` or `exact` reward for other answers",
             Self::Countdown => "use the `countdown` reward for tasks of the `countdown` generator",
+            Self::Choice => "use the `exact` reward for answers without a letter",
         }
     }
 }
@@ -109,6 +132,7 @@ impl fmt::Display for ReferenceForm {
         f.write_str(match self {
             Self::Number => "a number",
             Self::Countdown => "an expression of numbers or `numbers = target`",
+            Self::Choice => "a choice such as `B` or `(B) Paris`",
         })
     }
 }
@@ -120,6 +144,12 @@ pub enum ComponentError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Setting(#[from] SettingError),
+    /// A setting of this machine's sandbox beside the address of a server.
+    #[error("`{key}` has no effect with `url`: the server runs the programs")]
+    UnreadByServer {
+        /// The key.
+        key: &'static str,
+    },
     /// A folder whose path depends on the working directory.
     #[error("`readable`: {folder} is not an absolute path")]
     RelativeFolder {
@@ -132,6 +162,30 @@ pub enum ComponentError {
         /// The pattern.
         pattern: String,
     },
+    /// An invalid pattern.
+    #[error("`pattern`: {pattern:?} is not a regular expression: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The parser's error.
+        reason: String,
+    },
+    /// A language that cannot be told apart.
+    #[error("`language`: {language:?} is not the code of a language that can be told apart: {known}")]
+    UnknownLanguage {
+        /// The code.
+        language: String,
+        /// All codes.
+        known: String,
+    },
+    /// A schema that cannot be used.
+    #[error("`schema`: {0}")]
+    Schema(#[from] SchemaError),
+    /// A schema and the name of a field with another.
+    #[error(
+        "`schema` and `schema_field` exclude each other: the schema is that of the recipe or that of the row"
+    )]
+    TwoSchemas,
 }
 
 /// A reward that cannot be configured or computed.

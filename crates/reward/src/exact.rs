@@ -45,6 +45,10 @@ impl Reward for Exact {
         true
     }
 
+    fn reference(&self, answer: &str) -> Option<String> {
+        extract::write_first(&self.extract, answer)
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         Ok(extract::validate(&self.extract)?)
     }

@@ -69,6 +69,18 @@ impl Extract {
     }
 }
 
+/// A completion with an answer at the first of the places.
+pub(crate) fn write_first(places: &[Extract], answer: &str) -> Option<String> {
+    Some(match places.first()? {
+        Extract::Whole | Extract::LastNumber => answer.to_owned(),
+        Extract::Hashes => format!("#### {answer}"),
+        Extract::Boxed => format!("\\boxed{{{answer}}}"),
+        Extract::AnswerTag => format!("<answer>{answer}</answer>"),
+        Extract::AnswerIs => format!("The answer is {answer}."),
+        Extract::Formula => format!("${answer}$"),
+    })
+}
+
 /// Reads the answer at the first place that occurs.
 pub(crate) fn read_first<'a, T>(
     places: &[Extract],
@@ -100,7 +112,7 @@ pub(crate) fn validate(places: &[Extract]) -> Result<(), SettingError> {
 }
 
 /// The text after the last `</think>`; `None` if reasoning begins and does not end.
-fn after_reasoning(text: &str) -> Option<&str> {
+pub(crate) fn after_reasoning(text: &str) -> Option<&str> {
     let text = text.rsplit_once("</think>").map_or(text, |(_, after)| after);
     (!text.contains("<think>")).then_some(text)
 }

@@ -1,7 +1,9 @@
+use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::regex::compile;
+use crate::{Completion, ComponentError, JudgeError, Reward, Score, Verdict};
 
 /// 1 for a completion that matches a pattern, else 0.
 ///
@@ -16,6 +18,13 @@ pub struct Format {
     /// Requires that every piece of text between the stars occurs only once. Otherwise policies learn to repeat tags.
     #[serde(default = "default_once")]
     pub once: bool,
+    /// White space in the pattern matches any white space, also none. Otherwise it matches itself.
+    #[serde(default)]
+    pub any_space: bool,
+    /// Value of a completion that matches in part. With `fraction` it is the share of the pieces of text between stars and white space
+    /// that occur as often as in the pattern, in any order.
+    #[serde(default)]
+    pub score: Score,
 }
 
 fn default_once() -> bool {
@@ -25,66 +34,103 @@ fn default_once() -> bool {
 impl Format {
     /// A pattern whose pieces occur once.
     pub fn new(pattern: impl Into<String>) -> Self {
-        Self { pattern: pattern.into(), once: true }
+        Self { pattern: pattern.into(), once: true, any_space: false, score: Score::All }
     }
 
-    fn matches(&self, text: &str) -> bool {
-        let pieces = pieces(&self.pattern);
-        let text = text.trim();
-        let (Some((first, rest)), Some(mut left)) =
-            (pieces.split_first(), text.strip_prefix(pieces[0].as_str()))
-        else {
-            return false;
-        };
-        let Some((last, middle)) = rest.split_last() else { return left.is_empty() };
-        for piece in middle {
-            let Some((_, after)) = left.split_once(piece.as_str()) else { return false };
-            left = after;
+    pub(crate) fn validate(&self) -> Result<(), ComponentError> {
+        self.reward().map(|_| ())
+    }
+
+    pub(crate) fn reward(&self) -> Result<FormatReward, ComponentError> {
+        let parts = parts(&self.pattern, self.any_space);
+        let mut pieces: Vec<String> = Vec::new();
+        let mut expression = r"(?s)\A\s*".to_owned();
+        for part in parts {
+            match part {
+                Part::Text(text) => {
+                    expression.push_str(&regex::escape(&text));
+                    pieces.push(text);
+                }
+                Part::Any => expression.push_str(".*?"),
+                Part::Space => expression.push_str(r"\s*"),
+            }
         }
-        left.ends_with(last.as_str()) && (!self.once || occur_once(text, first, rest))
-    }
-}
-
-impl Reward for Format {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        Ok(Verdict::value(f64::from(u8::from(self.matches(completion.text)))))
-    }
-
-    fn validate(&self) -> Result<(), ComponentError> {
-        if pieces(&self.pattern).iter().all(String::is_empty) {
+        expression.push_str(r"\s*\z");
+        if pieces.is_empty() {
             return Err(ComponentError::MatchesEverything { pattern: self.pattern.clone() });
         }
-        Ok(())
+        let regex = compile(&expression)?;
+        // White space may occur anywhere.
+        pieces.retain(|piece| !piece.trim().is_empty());
+        let occurs = |piece: &String| pieces.iter().map(|other| other.matches(piece.as_str()).count()).sum();
+        let mut counts: Vec<(String, usize)> =
+            pieces.iter().map(|piece| (piece.clone(), occurs(piece))).collect();
+        counts.sort();
+        counts.dedup();
+        Ok(FormatReward { regex, counts, once: self.once, score: self.score })
     }
 }
 
-/// The pieces of text between the stars.
-fn pieces(pattern: &str) -> Vec<String> {
-    let mut pieces = vec![String::new()];
+/// A compiled pattern.
+#[derive(Debug)]
+pub(crate) struct FormatReward {
+    regex: Regex,
+    /// The pieces of text and how often each occurs in the pattern.
+    counts: Vec<(String, usize)>,
+    once: bool,
+    score: Score,
+}
+
+impl FormatReward {
+    fn value(&self, text: &str) -> f64 {
+        let expected =
+            self.counts.iter().filter(|(piece, count)| text.matches(piece.as_str()).count() == *count);
+        let expected =
+            if self.once || self.score == Score::Fraction { expected.count() } else { self.counts.len() };
+        match self.score {
+            Score::All => f64::from(u8::from(expected == self.counts.len() && self.regex.is_match(text))),
+            Score::Fraction => self.score.of(expected, self.counts.len()),
+        }
+    }
+}
+
+impl Reward for FormatReward {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+        Ok(Verdict::value(self.value(completion.text)))
+    }
+}
+
+/// A part of a pattern.
+enum Part {
+    Text(String),
+    /// Any text.
+    Any,
+    /// Any white space.
+    Space,
+}
+
+fn parts(pattern: &str, any_space: bool) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
     let mut characters = pattern.trim().chars();
     while let Some(character) = characters.next() {
         let literal = match character {
             '*' => {
-                pieces.push(String::new());
+                parts.push(Part::Any);
+                continue;
+            }
+            space if any_space && space.is_whitespace() => {
+                parts.push(Part::Space);
                 continue;
             }
             '\\' => characters.next().unwrap_or('\\'),
             other => other,
         };
-        if let Some(piece) = pieces.last_mut() {
-            piece.push(literal);
+        match parts.last_mut() {
+            Some(Part::Text(text)) => text.push(literal),
+            _ => parts.push(Part::Text(literal.to_string())),
         }
     }
-    pieces
-}
-
-/// True if each piece occurs as often in the text as in the pattern. White space may occur anywhere.
-fn occur_once(text: &str, first: &String, rest: &[String]) -> bool {
-    let all = || std::iter::once(first).chain(rest);
-    all().filter(|piece| !piece.trim().is_empty()).all(|piece| {
-        let expected: usize = all().map(|other| other.matches(piece.as_str()).count()).sum();
-        text.matches(piece.as_str()).count() == expected
-    })
+    parts
 }
 
 #[cfg(test)]
@@ -92,6 +138,10 @@ mod tests {
     use super::*;
 
     const THINK: &str = "<think>*</think>*<answer>*</answer>";
+
+    fn value(format: &Format, text: &str) -> f64 {
+        format.reward().unwrap().value(text)
+    }
 
     #[test]
     fn patterns() {
@@ -116,20 +166,55 @@ mod tests {
             (r"2\*3", "2*3", true),
             (r"2\*3", "2x3", false),
         ] {
-            assert_eq!(Format::new(pattern).matches(text), matches, "{pattern} on {text}");
+            assert_eq!(value(&Format::new(pattern), text) == 1.0, matches, "{pattern} on {text}");
+        }
+    }
+
+    #[test]
+    fn nothing_outside_of_two_tags() {
+        let format = Format { any_space: true, ..Format::new("<think>*</think> <answer>*</answer>") };
+        for (text, expected) in [
+            ("<think>a</think><answer>5</answer>", 1.0),
+            ("<think>a</think>\n\n <answer>\n5\n</answer>\n", 1.0),
+            ("<think>a</think> so <answer>5</answer>", 0.0),
+            ("<think>a</think><answer>5</answer><answer>6</answer>", 0.0),
+            ("<think>a</think><answer>5</answer>.", 0.0),
+            ("<think>a<answer>5</answer></think>", 0.0),
+        ] {
+            assert_eq!(value(&format, text), expected, "{text}");
+        }
+        // Without `any_space` the space is itself.
+        let exact = Format { any_space: false, ..format };
+        assert_eq!(value(&exact, "<think>a</think> <answer>5</answer>"), 1.0);
+        assert_eq!(value(&exact, "<think>a</think>\n<answer>5</answer>"), 0.0);
+    }
+
+    #[test]
+    fn tags_are_counted() {
+        let format = Format { score: Score::Fraction, ..Format::new(THINK) };
+        for (text, expected) in [
+            ("<think>a</think><answer>5</answer>", 1.0),
+            ("<think>a</think><answer>5", 0.75),
+            ("<think>a</think><think><answer>5</answer>", 0.75),
+            ("</answer>", 0.25),
+            ("5", 0.0),
+            ("", 0.0),
+        ] {
+            assert_eq!(value(&format, text), expected, "{text}");
         }
     }
 
     #[test]
     fn repetition_can_be_allowed() {
-        let repeated = Format { pattern: THINK.into(), once: false };
-        assert!(repeated.matches("<think>a</think><think>b</think><answer>5</answer>"));
-        assert!(!repeated.matches("<think>a</think>"));
+        let repeated = Format { once: false, ..Format::new(THINK) };
+        assert_eq!(value(&repeated, "<think>a</think><think>b</think><answer>5</answer>"), 1.0);
+        assert_eq!(value(&repeated, "<think>a</think>"), 0.0);
     }
 
     #[test]
     fn patterns_of_stars_alone_are_refused() {
         assert!(Format::new("**").validate().is_err());
+        assert!(Format { any_space: true, ..Format::new("* *") }.validate().is_err());
         assert!(Format::new("*x").validate().is_ok());
     }
 }

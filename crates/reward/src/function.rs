@@ -46,6 +46,14 @@ impl FunctionSettings<'_> {
         }
     }
 
+    fn reads_observations(self) -> bool {
+        match self {
+            Self::Python(settings) => settings.observations,
+            Self::Command(settings) => settings.observations,
+            Self::Http(settings) => settings.observations,
+        }
+    }
+
     pub(crate) fn reward(self, timeout: Duration) -> Result<FunctionReward, FunctionError> {
         let judge = match self {
             Self::Python(settings) => settings.judge(timeout)?,
@@ -55,6 +63,7 @@ impl FunctionSettings<'_> {
         Ok(FunctionReward {
             judge,
             is_group_wise: self.is_group_wise(),
+            reads_observations: self.reads_observations(),
             solved_at: self.solved_at(),
             metrics: Mutex::default(),
         })
@@ -66,6 +75,7 @@ impl FunctionSettings<'_> {
 pub(crate) struct FunctionReward {
     judge: Judge,
     is_group_wise: bool,
+    reads_observations: bool,
     solved_at: Option<f64>,
     /// Sums and counts of the reported numbers.
     metrics: Mutex<BTreeMap<String, (f64, u32)>>,
@@ -132,6 +142,10 @@ impl Reward for FunctionReward {
 
     fn reads_prompt(&self) -> bool {
         true
+    }
+
+    fn reads_observations(&self) -> bool {
+        self.reads_observations
     }
 
     fn waiting_slots(&self) -> usize {

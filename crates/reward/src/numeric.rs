@@ -53,6 +53,10 @@ impl Reward for Numeric {
         true
     }
 
+    fn reference(&self, answer: &str) -> Option<String> {
+        extract::write_first(&self.extract, answer)
+    }
+
     fn validate(&self) -> Result<(), ComponentError> {
         extract::validate(&self.extract)?;
         Ok(validate_tolerance(self.tolerance)?)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
-use rloom_function::{FunctionError, Host};
+use rloom_function::Host;
 
 use crate::domains::outcome_index;
 use crate::settings::MAX_DROPPED;
@@ -41,6 +41,9 @@ pub struct Judged<'a> {
     pub trajectory: &'a Trajectory,
     /// Text of the policy tokens, without special tokens.
     pub text: &'a str,
+    /// Text after the prompt, observations included, without special tokens; empty unless a component reads it
+    /// ([`Scorer::reads_observations`]).
+    pub transcript: &'a str,
     /// Text of the prompt, special tokens included; empty unless a component reads it ([`Scorer::reads_prompt`]).
     pub prompt: &'a str,
 }
@@ -74,10 +77,7 @@ impl Scorer {
     pub fn new(settings: &RewardSettings, seed: u64, stage: u32) -> Result<Self, RewardError> {
         settings.validate()?;
         let component = |c: &ComponentSettings| {
-            let unusable = |error: FunctionError| RewardError::Unusable {
-                component: c.name.clone(),
-                source: error.into(),
-            };
+            let unusable = |source| RewardError::Unusable { component: c.name.clone(), source };
             let reward = c.kind.reward(settings.timeout()).map_err(unusable)?;
             Ok(Component {
                 name: c.name.clone(),
@@ -170,6 +170,11 @@ impl Scorer {
         self.components.iter().any(|component| component.reward.reads_prompt())
     }
 
+    /// True if a component judges the whole episode instead of what the policy wrote.
+    pub fn reads_observations(&self) -> bool {
+        self.components.iter().any(|component| component.reward.reads_observations())
+    }
+
     /// Number of judgements that wait for other processes at a time.
     pub fn waiting_slots(&self) -> usize {
         self.components.iter().map(|component| component.reward.waiting_slots()).sum()
@@ -212,10 +217,11 @@ impl Scorer {
     }
 
     fn completion<'a>(&self, judged: &Judged<'a>, parts: &'a Parts) -> Completion<'a> {
-        let Judged { task, trajectory, text, prompt } = *judged;
+        let Judged { task, trajectory, text, transcript, prompt } = *judged;
         Completion {
             task,
             text,
+            transcript,
             prompt,
             steps: &parts.steps,
             tokens: parts.tokens.len(),
@@ -358,13 +364,21 @@ impl Scorer {
 
 impl Component {
     fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
+        let completion = &self.view(completion);
         let verdict = self.caught(completion.key, || self.reward.judge(completion))?;
         self.checked(completion, verdict)
     }
 
+    /// The completion as the component sees it.
+    fn view<'a>(&self, completion: &Completion<'a>) -> Completion<'a> {
+        let text = if self.reward.reads_observations() { completion.transcript } else { completion.text };
+        Completion { text, ..*completion }
+    }
+
     fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, RewardError> {
         let key = completions.first().map(|completion| completion.key).unwrap_or_default();
-        let verdicts = self.caught(key, || self.reward.judge_group(completions))?;
+        let views: Vec<Completion<'_>> = completions.iter().map(|completion| self.view(completion)).collect();
+        let verdicts = self.caught(key, || self.reward.judge_group(&views))?;
         completions
             .iter()
             .zip(verdicts)
@@ -438,6 +452,7 @@ mod tests {
         let completion = Completion {
             task: &task,
             text: "1",
+            transcript: "",
             steps: &[],
             tokens: 1,
             token_ids: &[7],

@@ -21,6 +21,7 @@ mod recorded;
 mod replay;
 mod restarts;
 mod resume;
+pub mod reward_test;
 mod runtime;
 mod stage_setup;
 mod start;

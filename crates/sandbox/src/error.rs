@@ -39,7 +39,17 @@ pub enum SandboxError {
         /// The reason.
         reason: String,
     },
-    /// A helper process that did not answer in time.
+    /// A server that did not run a program.
+    #[error("the sandbox server at {url} failed: {problem}")]
+    Server {
+        /// The address.
+        url: String,
+        /// What happened.
+        problem: String,
+        /// True if another attempt may succeed.
+        may_pass: bool,
+    },
+    /// A helper process or a server that did not answer in time.
     #[error("the sandbox did not answer within {} s", timeout.as_secs_f64())]
     TimedOut {
         /// The timeout.
@@ -50,7 +60,7 @@ pub enum SandboxError {
 impl SandboxError {
     /// True if another attempt may succeed.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Failed { .. } | Self::TimedOut { .. })
+        matches!(self, Self::Failed { .. } | Self::TimedOut { .. } | Self::Server { may_pass: true, .. })
     }
 }
 

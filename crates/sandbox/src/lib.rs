@@ -11,15 +11,18 @@
 //! | `landlock` | the system's programs, read-only, and its own folder; other processes and the network cannot be reached |
 //!
 //! Both use Landlock, a list of permitted system calls (seccomp) and resource limits. A hidden command of the binary
-//! prepares the process: it calls [`run_helper`].
+//! prepares the process: it calls [`run_helper`]. A [`Server`] runs programs elsewhere; an [`Executor`] is either.
 
 pub mod code;
 mod error;
 mod execution;
+mod executor;
 mod limits;
 mod message;
+mod nonce;
 mod outcome;
 mod sandbox;
+mod server;
 mod tier;
 
 #[cfg(target_os = "linux")]
@@ -29,7 +32,9 @@ mod helper;
 
 pub use error::{SandboxError, Unavailable};
 pub use execution::{Execution, InputFile};
+pub use executor::Executor;
 pub use limits::Limits;
 pub use outcome::{Ending, Outcome};
 pub use sandbox::{COMMAND, Sandbox, run_helper};
+pub use server::Server;
 pub use tier::{Choice, Tier};

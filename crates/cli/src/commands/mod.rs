@@ -15,6 +15,7 @@ pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod reward;
 pub(crate) mod sandbox;
 pub(crate) mod track;
 pub(crate) mod train;

@@ -19,7 +19,7 @@ const TOKEN: &str = "a token for the daemons of functions";
 const STEPS: u64 = 12;
 const GROUPS: u64 = 2;
 
-/// The reward counts characters, and waits while there is a file `hold`.
+/// The reward counts characters, and waits while there is a file `hold`; then it makes a file `waiting`.
 const RECIPE: &str = r#"
 [run]
 name = "placed"
@@ -129,8 +129,10 @@ impl Cluster {
         processes.iter().filter_map(function).collect()
     }
 
-    /// Waits until a reward runs on a machine. Returns its process id.
+    /// Waits until a reward runs on a machine, after the first call: before it, processes load the function and end. Returns its
+    /// process id.
     fn wait_for_reward(&self, run: &mut Child, machine: u64) -> u64 {
+        self.wait(run, || self.sandbox.path("waiting").exists().then_some(()));
         self.wait(run, || {
             let mut functions = self.functions().into_iter();
             functions.rfind(|(own, name, _)| (*own, name.as_str()) == (machine, "reward ones 0"))

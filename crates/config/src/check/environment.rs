@@ -36,7 +36,7 @@ pub(super) fn check(
                     format!("the `{name}` environment does not reward turns"),
                 )
                 .at_if_set(environment.origin("kind"), "")
-                .hint(format!("remove the component, or {}", set_guess(environment, data))),
+                .hint(format!("remove the component, or {}", set_game(environment, data))),
         );
     }
 }
@@ -49,28 +49,30 @@ fn check_source(
     problems: &mut Vec<Problem>,
 ) {
     let (name, generator) = (environment.value.name(), source.name());
-    match (&environment.value, source) {
+    let is_files = matches!(source, Source::Files(_));
+    match environment.value.generator() {
         // Files may contain any task; the environment parses the answer of each.
-        (EnvironmentSettings::Guess(_), Source::Guess(_) | Source::Files(_)) => {}
-        (EnvironmentSettings::Guess(_), _) => problems.push(
+        Some(played) if played != generator && !is_files => problems.push(
             Problem::new(
                 Code::Conflict,
                 format!("the `{name}` environment cannot play the tasks of the `{generator}` generator"),
             )
-            .at(environment.origin_or_table("kind"), "parses range and secret number from a task's answer")
-            .at_if_set(data.origin("generator"), "its answers contain neither")
-            .hint(format!("set `{} = \"guess\"`, or remove the environment", data.name("generator"))),
+            .at(environment.origin_or_table("kind"), "parses a game from a task's answer")
+            .at_if_set(data.origin("generator"), "its answers do not contain one")
+            .hint(format!("set `{} = \"{played}\"`, or remove the environment", data.name("generator"))),
         ),
-        (EnvironmentSettings::SingleTurn, Source::Guess(_)) => problems.push(
-            Problem::new(
-                Code::Conflict,
-                "the `guess` generator creates games of several turns, but the environment has only one",
-            )
-            .at(data.origin_or_table("generator"), "")
-            .at_if_set(environment.origin("kind"), "ends after one turn")
-            .hint(set_guess(environment, data)),
-        ),
-        (EnvironmentSettings::SingleTurn | EnvironmentSettings::Python(_), _) => {}
+        None if source.is_game() && matches!(environment.value, EnvironmentSettings::SingleTurn) => {
+            problems.push(
+                Problem::new(
+                    Code::Conflict,
+                    format!("the `{generator}` generator creates games of several turns, but the environment has only one"),
+                )
+                .at(data.origin_or_table("generator"), "")
+                .at_if_set(environment.origin("kind"), "ends after one turn")
+                .hint(set_game(environment, data)),
+            );
+        }
+        _ => {}
     }
 }
 
@@ -94,7 +96,7 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
                 "set `{} = \"group\"`, which is equivalent without steps; for steps, {} and reward them with the component \
                  `{{ kind = \"environment\" }}`",
                 keys.name("algorithm.advantage"),
-                set_guess(environment, &stage.data)
+                set_game(environment, &stage.data)
             )),
         );
     } else if let Some(rollout) = &stage.rollout
@@ -115,13 +117,17 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
     }
 }
 
-/// Hint to set the environment, in the shared table if no table sets it yet, and tasks for it.
-fn set_guess(environment: &Section<EnvironmentSettings>, data: &Section<DataSettings>) -> String {
+/// Hint to set the environment, in the shared table if no table sets it yet, and tasks for it. The game is that of the tasks,
+/// or `guess`.
+fn set_game(environment: &Section<EnvironmentSettings>, data: &Section<DataSettings>) -> String {
     let key =
         if environment.is_set("kind") { environment.name("kind") } else { "environment.kind".to_owned() };
-    let tasks = match data.value.source {
-        Source::Guess(_) | Source::Files(_) => String::new(),
-        _ => format!(" and `{} = \"guess\"`", data.name("generator")),
+    let source = &data.value.source;
+    let game = if source.is_game() { source.name() } else { "guess" };
+    let tasks = match source {
+        Source::Files(_) => String::new(),
+        source if source.is_game() => String::new(),
+        _ => format!(" and `{} = \"{game}\"`", data.name("generator")),
     };
-    format!("set `{key} = \"guess\"`{tasks}")
+    format!("set `{key} = \"{game}\"`{tasks}")
 }

@@ -1,6 +1,5 @@
 //! `[eval]`.
 
-use rloom_data::Source;
 use rloom_env::EnvironmentSettings;
 
 use super::run::invalid_name;
@@ -35,7 +34,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         );
     }
     check_sets(eval, problems);
-    if let Some(size) = held_out_size(&eval.data.value.source)
+    if let Some(size) = eval.data.value.source.eval_size()
         && size < keys.value.tasks
     {
         problems.push(
@@ -66,19 +65,6 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
     }
 }
 
-/// Number of held-out tasks that the settings of a source state.
-fn held_out_size(source: &Source) -> Option<u64> {
-    match source {
-        Source::Files(_) => None,
-        Source::Arithmetic(s) => s.eval_size,
-        Source::Countdown(s) => s.eval_size,
-        Source::Guess(s) => s.eval_size,
-        Source::Programs(s) => s.eval_size,
-        Source::Sorting(s) => s.eval_size,
-        Source::Mixture(sources) => sources.iter().map(|source| held_out_size(&source.data.source)).sum(),
-    }
-}
-
 /// `[[eval.sets]]`, whose tables are complete and have no layers.
 fn check_sets(eval: &EvalDraft, problems: &mut Vec<Problem>) {
     let keys = &eval.keys;
@@ -97,7 +83,7 @@ fn check_sets(eval: &EvalDraft, problems: &mut Vec<Problem>) {
         if tasks == 0 {
             refuse(format!("`eval.sets`: `tasks` of `{name}` must be at least 1, but is 0"));
         }
-        if let Some(size) = held_out_size(&set.data.source).filter(|size| *size < tasks) {
+        if let Some(size) = set.data.source.eval_size().filter(|size| *size < tasks) {
             refuse(format!("`eval.sets`: `{name}` has {size} held-out tasks, fewer than its {tasks} tasks"));
         }
         if let Err(error) = set.data.validate() {
@@ -142,18 +128,19 @@ fn check_verifier(eval: &EvalDraft, problems: &mut Vec<Problem>) {
 }
 
 /// The verifiers that can judge the tasks.
-fn verifiers(eval: &EvalDraft) -> &'static str {
-    match &eval.data.value.source {
-        Source::Files(_) if eval.environment.value.has_steps() => "the verifier `environment`",
-        Source::Files(_) => "one of the verifiers `exact`, `numeric`, `math`, `countdown`, `code`",
-        Source::Arithmetic(_) => "one of the verifiers `exact`, `numeric`, `math`",
-        Source::Countdown(_) => "the verifier `countdown`",
-        Source::Guess(_) => "the verifier `environment`",
-        Source::Programs(_) => "the verifier `code`",
-        Source::Sorting(_) => "the verifier `exact`",
-        Source::Mixture(_) => "a verifier",
-    }
+fn verifiers(eval: &EvalDraft) -> String {
+    let verifiers = match eval.data.value.source.verifiers() {
+        [] if eval.environment.value.has_steps() => &["environment"],
+        [] => ANY_TASK,
+        own => own,
+    };
+    let one = if verifiers.len() == 1 { "the verifier" } else { "one of the verifiers" };
+    let names: Vec<String> = verifiers.iter().map(|name| format!("`{name}`")).collect();
+    format!("{one} {}", names.join(", "))
 }
+
+/// Verifiers for the rows of files.
+const ANY_TASK: &[&str] = &["exact", "numeric", "math", "countdown", "code"];
 
 fn check_samples(eval: &EvalDraft, problems: &mut Vec<Problem>) {
     let samples = eval.keys.value.samples;

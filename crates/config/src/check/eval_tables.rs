@@ -1,9 +1,5 @@
 //! `[eval.rollout]` and `[eval.data]`: keys that evaluation does not read.
 
-use rloom_data::{
-    ArithmeticSettings, CountdownSettings, DataSettings, GuessSettings, ProgramsSettings, SortingSettings,
-    Source,
-};
 use serde::Serialize;
 
 use crate::compose::{Draft, EvalDraft};
@@ -44,7 +40,11 @@ pub(super) fn check_rollout(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<
 pub(super) fn check_data(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>) {
     let Some(last) = draft.stages.last() else { return };
     let (own, base) = (&eval.data.value, &last.data.value);
-    let base = if own.source.name() == base.source.name() { base.clone() } else { default_of(own).into() };
+    let base = if own.source.name() == base.source.name() {
+        base.clone()
+    } else {
+        own.source.with_defaults().into()
+    };
     for (key, problem) in changed(&eval.data, &base) {
         let reason = if EVAL_DATA_UNREAD.contains(&key.as_str()) {
             "evaluation reads the held-out tasks alone"
@@ -59,19 +59,6 @@ pub(super) fn check_data(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Pro
             format!("set `data.{key}` for the stages, or remove it")
         };
         problems.push(problem.at_if_set(eval.data.key_origin(&key), reason).hint(hint));
-    }
-}
-
-/// A source of the same kind with its default settings.
-fn default_of(data: &DataSettings) -> Source {
-    match &data.source {
-        Source::Files(files) => Source::Files(files.clone()),
-        Source::Mixture(sources) => Source::Mixture(sources.clone()),
-        Source::Arithmetic(_) => Source::Arithmetic(ArithmeticSettings::default()),
-        Source::Countdown(_) => Source::Countdown(CountdownSettings::default()),
-        Source::Guess(_) => Source::Guess(GuessSettings::default()),
-        Source::Programs(_) => Source::Programs(ProgramsSettings::default()),
-        Source::Sorting(_) => Source::Sorting(SortingSettings::default()),
     }
 }
 

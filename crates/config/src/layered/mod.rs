@@ -3,7 +3,6 @@
 //! `files, then overrides → parse → merge → read::<T>`. Independent of the settings that are read.
 
 mod de;
-pub mod fields;
 pub mod load;
 pub mod merge;
 pub mod overrides;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
+use rloom_core::field_names;
 use serde::Deserialize;
 
-use super::fields::field_names;
 use super::load::Layers;
 use super::merge::Choice;
 use super::read::{Context, read};

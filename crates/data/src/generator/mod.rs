@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod countdown;
+pub(crate) mod games;
 mod guess;
 mod power_law;
 mod programs;
@@ -18,12 +19,17 @@ use serde_json::Value;
 
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
+pub use games::{
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Seat,
+    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+};
 pub use guess::GuessSettings;
 pub use programs::ProgramsSettings;
 pub use sorting::SortingSettings;
 
 pub(crate) use arithmetic::Arithmetic;
 pub(crate) use countdown::Countdown;
+pub(crate) use games::Games;
 pub(crate) use guess::Guess;
 pub(crate) use programs::Programs;
 pub(crate) use sorting::Sorting;
@@ -69,48 +75,6 @@ pub(crate) struct GeneratedTask {
     pub(crate) tests: Option<Value>,
 }
 
-/// A source of tasks that reads no files.
-#[derive(Debug, Clone)]
-pub(crate) enum Generator {
-    Arithmetic(Arithmetic),
-    Countdown(Countdown),
-    Guess(Guess),
-    Programs(Programs),
-    Sorting(Sorting),
-}
-
-impl Generator {
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Arithmetic(_) => "arithmetic",
-            Self::Countdown(_) => "countdown",
-            Self::Guess(_) => "guess",
-            Self::Programs(_) => "programs",
-            Self::Sorting(_) => "sorting",
-        }
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        match self {
-            Self::Arithmetic(g) => g.len(),
-            Self::Countdown(g) => g.len(),
-            Self::Guess(g) => g.len(),
-            Self::Programs(g) => g.len(),
-            Self::Sorting(g) => g.len(),
-        }
-    }
-
-    pub(crate) fn task(&self, position: u64) -> Result<GeneratedTask, DataError> {
-        match self {
-            Self::Arithmetic(g) => g.task(position),
-            Self::Countdown(g) => g.task(position),
-            Self::Guess(g) => g.task(position),
-            Self::Programs(g) => g.task(position),
-            Self::Sorting(g) => g.task(position),
-        }
-    }
-}
-
 /// Seed of values that are equal in every run.
 const FIXED: u64 = 0x5350_4C49_5453; // an arbitrary constant
 /// Stage of the keys that assign splits; the splits themselves use 0, 1 and 2.
@@ -132,7 +96,7 @@ fn fixed_key(id: u64) -> RandomKey {
 }
 
 /// Random numbers in sequence.
-struct RandomDraws {
+pub(crate) struct RandomDraws {
     stream: RandomStream,
     position: u64,
 }
@@ -169,7 +133,7 @@ const EVAL_SIZE: u64 = 512;
 
 /// Fractions by which a generator divides its tasks into splits.
 #[derive(Debug, Clone, Copy)]
-struct SplitShares {
+pub(crate) struct SplitShares {
     held_out: f64,
     demonstration: f64,
 }

@@ -4,7 +4,7 @@ use miette::Diagnostic;
 use rloom_core::{Author, PolicyId, PolicyVersion, StepReward, StopReason, VersionSpan};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, SingleTurn, Turn};
 
-use crate::support::{game, key, now, task, tokenizer, tokens, turn};
+use crate::support::{game, key, now, random, task, tokenizer, tokens, turn};
 
 fn guess() -> Guess {
     Guess::new(GuessSettings::default())
@@ -14,7 +14,7 @@ fn guess() -> Guess {
 fn trajectories_record_authors_versions_and_step_rewards() {
     let tokenizer = tokenizer();
     let environment = guess();
-    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, key())).unwrap();
+    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, random())).unwrap();
     let prompt = attempt.tokens().len();
     let first = Turn {
         versions: vec![
@@ -50,7 +50,8 @@ fn trajectories_record_authors_versions_and_step_rewards() {
 
 #[test]
 fn a_prompt_longer_than_the_context_names_the_task() {
-    let error = now(Attempt::start(&SingleTurn, &task("2+2=2+2=2+2="), &tokenizer(), 12, key())).unwrap_err();
+    let error =
+        now(Attempt::start(&SingleTurn, &task("2+2=2+2=2+2="), &tokenizer(), 12, random())).unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("the prompt of task 42 has 12 tokens, but the context is 12"), "{text}");
     assert!(error.help().is_some());
@@ -62,7 +63,7 @@ fn an_observation_without_room_for_a_turn_truncates() {
     let environment = guess();
     // Prompt 4, turn 1, observation 1: a context of 6 leaves no room for another token.
     for (context, over) in [(6, true), (7, false)] {
-        let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, context, key())).unwrap();
+        let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, context, random())).unwrap();
         let progress = now(attempt.turn(turn(&tokens("3"), StopReason::StopToken))).unwrap();
         assert_eq!(progress == Progress::Done, over);
         if over {
@@ -98,7 +99,8 @@ fn inconsistent_turns_are_refused() {
         (beyond, "do not tile its 2 tokens"),
         (long, "99 tokens, but the context has room for 16"),
     ] {
-        let mut attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, key())).unwrap();
+        let mut attempt =
+            now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, random())).unwrap();
         let error = now(attempt.turn(bad)).unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("sample 5/2, turn 0"), "{error}");
     }
@@ -106,10 +108,10 @@ fn inconsistent_turns_are_refused() {
 
 #[test]
 fn attempts_can_be_aborted() {
-    let attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, key())).unwrap();
+    let attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, random())).unwrap();
     assert!(matches!(attempt.finish(), Err(EnvError::NoTurn { .. })));
     // Aborted before its first token.
-    let mut attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, key())).unwrap();
+    let mut attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, random())).unwrap();
     let nothing = Turn { versions: Vec::new(), ..turn(&[], StopReason::Aborted) };
     assert_eq!(now(attempt.turn(nothing)).unwrap(), Progress::Done);
     let trajectory = attempt.finish().unwrap();
@@ -118,7 +120,7 @@ fn attempts_can_be_aborted() {
     // In the middle of an episode.
     let environment = guess();
     let tokenizer = tokenizer();
-    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, key())).unwrap();
+    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, random())).unwrap();
     now(attempt.turn(turn(&tokens("3"), StopReason::StopToken))).unwrap();
     assert_eq!(attempt.finish().unwrap().stop, StopReason::Aborted);
 }

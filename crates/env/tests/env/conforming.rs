@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rloom_core::Task;
+use rloom_core::{RandomKey, Task};
 use rloom_env::{
     BoxFuture, EnvError, Environment, Guess, GuessSettings, Interaction, Next, Response, SingleTurn, Start,
     Turn, conformance,
@@ -53,9 +53,10 @@ impl Environment for Faulty {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(async move {
-            let mut start = self.game.start(task, tokenizer).await?;
+            let mut start = self.game.start(task, tokenizer, random).await?;
             let times = self.count.fetch_add(1, Ordering::Relaxed);
             match self.fault {
                 Fault::EmptyPrompt => start.prompt.clear(),

@@ -4,7 +4,7 @@ use miette::Diagnostic;
 use rloom_core::{Author, StopReason, Task, Trajectory};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, conformance};
 
-use crate::support::{chat_task, game, key, now, task, tokenizer, tokens, turn};
+use crate::support::{chat_task, game, now, random, task, tokenizer, tokens, turn};
 
 fn guess(max_turns: u32) -> Guess {
     Guess::new(GuessSettings { max_turns })
@@ -13,7 +13,7 @@ fn guess(max_turns: u32) -> Guess {
 /// A game with these guesses, each with an end-of-text token.
 fn played(task: &Task, max_turns: u32, guesses: &[&str]) -> Trajectory {
     let environment = guess(max_turns);
-    let mut attempt = now(Attempt::start(&environment, task, &tokenizer(), 1000, key())).unwrap();
+    let mut attempt = now(Attempt::start(&environment, task, &tokenizer(), 1000, random())).unwrap();
     for guess in guesses {
         assert!(!attempt.is_over(), "over before {guess}");
         now(attempt.turn(turn(&tokens(&format!("{guess}<|eos|>")), StopReason::StopToken))).unwrap();
@@ -92,7 +92,7 @@ fn several_numbers_and_truncated_numbers_are_not_guesses() {
     assert_eq!(steps(&played(&game(7), 1, &["6 7 8"]))[0].0, -0.5);
     assert_eq!(steps(&played(&game(7), 1, &["7<7"]))[0].0, -0.5);
     let environment = guess(5);
-    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, key())).unwrap();
+    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random())).unwrap();
     assert_eq!(now(attempt.turn(turn(&tokens("7"), StopReason::Length))).unwrap(), Progress::Done);
     let trajectory = attempt.finish().unwrap();
     assert_eq!((steps(&trajectory), trajectory.stop), (vec![(-0.1, "0-9")], StopReason::Length));
@@ -101,7 +101,7 @@ fn several_numbers_and_truncated_numbers_are_not_guesses() {
 #[test]
 fn a_stop_string_ends_a_turn_too() {
     let environment = guess(5);
-    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, key())).unwrap();
+    let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random())).unwrap();
     now(attempt.turn(turn(&tokens("7\n"), StopReason::StopString))).unwrap();
     assert_eq!(steps(&attempt.finish().unwrap()), [(1.0, "0-9")]);
 }
@@ -112,7 +112,7 @@ fn binary_search_always_hits() {
     for secret in 0..31 {
         let task = Task { answer: format!("0 <= {secret} <= 30"), ..task("0-30:") };
         let environment = guess(5);
-        let mut attempt = now(Attempt::start(&environment, &task, &tokenizer(), 1000, key())).unwrap();
+        let mut attempt = now(Attempt::start(&environment, &task, &tokenizer(), 1000, random())).unwrap();
         let (mut low, mut high) = (0i64, 30i64);
         while !attempt.is_over() {
             let middle = i64::midpoint(low, high);
@@ -137,7 +137,7 @@ fn observations_are_user_messages_in_a_conversation() {
 
 #[test]
 fn answers_without_range_and_secret_are_errors() {
-    let error = now(Attempt::start(&guess(5), &task("0-9:"), &tokenizer(), 1000, key())).unwrap_err();
+    let error = now(Attempt::start(&guess(5), &task("0-9:"), &tokenizer(), 1000, random())).unwrap_err();
     assert!(matches!(&error, EnvError::Failed { task: 42, .. }), "{error}");
     assert!(error.to_string().ends_with("does not contain range and secret"), "{error}");
     assert!(error.help().is_some(), "the hint of the environment's error is passed on");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rloom_core::{StopReason, Trajectory};
 use rloom_env::{Attempt, EnvError, PythonEnvironment, PythonPlays, conformance};
 
-use crate::support::{chat_task, game, key, tokenizer, tokens, turn};
+use crate::support::{chat_task, game, random, tokenizer, tokens, turn};
 
 const TIMEOUT: Duration = Duration::from_mins(2);
 
@@ -48,7 +48,7 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn played(environment: &PythonPlays, replies: &[&str]) -> Result<Trajectory, EnvError> {
-    let mut attempt = wait(Attempt::start(environment, &game(7), &tokenizer(), 1000, key()))?;
+    let mut attempt = wait(Attempt::start(environment, &game(7), &tokenizer(), 1000, random()))?;
     for reply in replies {
         wait(attempt.turn(turn(&tokens(&format!("{reply}<|eos|>")), StopReason::StopToken)))?;
     }

@@ -1,7 +1,8 @@
 //! Fixtures of the tests.
 
 use rloom_core::{
-    ChatMessage, PolicyId, PolicyVersion, PromptSource, SampleKey, StopReason, Task, Ticket, VersionSpan,
+    ChatMessage, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task,
+    Ticket, VersionSpan,
 };
 use rloom_env::Turn;
 use rloom_text::{CharacterSettings, Tokenizer};
@@ -50,6 +51,10 @@ pub(crate) fn turn(tokens: &[u32], stop: StopReason) -> Turn {
         }],
         stop,
     }
+}
+
+pub(crate) fn random() -> RandomKey {
+    RandomKey::for_sample(1, 0, Purpose::Rollout, key())
 }
 
 /// Polls once: no future in these tests is pending.

@@ -37,7 +37,8 @@ fn server(answers: &'static [&'static str]) -> (String, Receiver<String>) {
 }
 
 fn judge(url: &str, timeout: Duration) -> Judge {
-    HttpFunction { url: url.to_owned(), workers: 2, group: false, solved_at: None }.judge(timeout)
+    HttpFunction { url: url.to_owned(), workers: 2, group: false, observations: false, solved_at: None }
+        .judge(timeout)
 }
 
 const RIGHT: &str =

@@ -274,18 +274,36 @@ impl Comparison<'_> {
                 return a.is_same(&b, self.tolerance);
             }
         }
+        if is_constant(a) && is_constant(b) {
+            return self.agreements(a, b, 1, coordinate) == Some(1);
+        }
+        match self.agreements(a, b, POINTS, coordinate) {
+            None => false,
+            Some(LEAST_POINTS..) => true,
+            // Factorials of variables have values at whole numbers alone.
+            Some(_) => self.agreements(a, b, 2 * POINTS, whole_coordinate) >= Some(LEAST_POINTS),
+        }
+    }
+
+    /// Number of points at which both expressions have the same value; `None` if they differ at one.
+    fn agreements(
+        &self,
+        a: &Expression,
+        b: &Expression,
+        points: u64,
+        coordinate: fn(&str, u64) -> Rational,
+    ) -> Option<usize> {
         let mut agreed = 0;
-        let points = if is_constant(a) && is_constant(b) { 1 } else { POINTS };
         for point in 0..points {
             let at = |name: &str| coordinate(name, point);
             match same_at(a, b, &Point { variables: &at, work: self.work }) {
                 Some(true) => agreed += 1,
-                Some(false) => return false,
+                Some(false) => return None,
                 // Outside the domain of one of them.
                 None => {}
             }
         }
-        agreed >= LEAST_POINTS.min(points as usize)
+        Some(agreed)
     }
 
     /// True if one expression is a constant multiple of the other, so that both have the same zeros.
@@ -447,13 +465,26 @@ fn hundredth(value: &Expression) -> Expression {
 /// The value of a variable at a point: a fraction of either sign, derived from its name. Two different polynomials of
 /// small degree do not agree at several such points (Schwartz and Zippel).
 fn coordinate(name: &str, point: u64) -> Rational {
-    let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    let stream = RandomStream::new(RandomKey::new(0, 0, Purpose::Algorithm, hash));
+    let hash = hash(name);
+    let stream = stream(hash);
     let numerator = 1 + stream.below(2 * point, 96) as i64;
     let denominator = 1 + stream.below(2 * point + 1, 12) as i64;
     // Half of the points are positive in all variables, for roots and logarithms.
     let sign = if point.is_multiple_of(2) || hash >> 63 == 0 && point % 4 == 1 { 1 } else { -1 };
     Rational::fraction((sign * numerator).into(), denominator.into()).unwrap_or(Rational::integer(1))
+}
+
+/// As [`coordinate`], a small positive integer.
+fn whole_coordinate(name: &str, point: u64) -> Rational {
+    Rational::integer(1 + stream(hash(name)).below(2 * POINTS + point, 16) as i64)
+}
+
+fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
+fn stream(hash: u64) -> RandomStream {
+    RandomStream::new(RandomKey::new(0, 0, Purpose::Algorithm, hash))
 }

@@ -177,7 +177,8 @@ impl Lexer<'_> {
         }
         self.at += 1;
         match c {
-            _ if c.is_whitespace() => {
+            // `~` is a space that breaks no line: `\mathrm{~kg}`.
+            _ if c.is_whitespace() || c == '~' => {
                 self.space = true;
                 self.decimals = None;
                 Some(())
@@ -393,7 +394,9 @@ impl Lexer<'_> {
             let unit = self.in_text && self.ends_operand() && !matches!(lower.as_str(), "e" | "i");
             return if unit { self.push(Token::Words(run)) } else { self.letter(run.chars().next()?) };
         }
-        if let Some(function) = Function::named(&run) {
+        // `\mathrm{sec}` after a number is a unit.
+        let is_unit = self.in_text && self.ends_operand();
+        if let Some(function) = Function::named(&run).filter(|_| !is_unit) {
             return self.push(Token::Function(function));
         }
         if !self.in_text && command::is_greek(&run) {

@@ -5,8 +5,8 @@ use super::rational::Rational;
 use super::token::Token;
 
 /// Separators of thousands that are never decimal points.
-const GROUP_MARKS: [&str; 10] =
-    [",\\!", "{,}", "\\,", "\\ ", "\\;", "~", "\u{202f}", "\u{a0}", "\u{2009}", " "];
+const GROUP_MARKS: [&str; 11] =
+    [",\\! ", ",\\!", "{,}", "\\,", "\\ ", "\\;", "~", "\u{202f}", "\u{a0}", "\u{2009}", " "];
 
 impl Lexer<'_> {
     /// A number: digits with or without thousands separators, decimals, an exponent of ten.
@@ -63,13 +63,24 @@ impl Lexer<'_> {
 
     /// The thousands separator at the current position, if there is one.
     fn group_mark(&self) -> Option<&'static str> {
-        let comma = self.reading.thousands && self.brackets == 0;
+        let comma = self.reading.thousands && self.brackets == 0 && self.is_grouped_by_commas();
         let found = GROUP_MARKS
             .into_iter()
             .find(|mark| self.follows(mark))
             .or_else(|| (comma && self.follows(",")).then_some(","))
             .or_else(|| self.points_are_marks().then_some("."))?;
         self.is_group_of_three(found.chars().count()).then_some(found)
+    }
+
+    /// True if all commas around the current position, without spaces, are followed by three digits: `1,234,567`, but not the
+    /// list `27,54,108`.
+    fn is_grouped_by_commas(&self) -> bool {
+        let in_run = |c: char| c.is_ascii_digit() || c == ',';
+        let before = self.chars[..self.at].iter().rev().take_while(|c| in_run(**c)).count();
+        let run = self.chars[self.at - before..].iter().take_while(|c| in_run(**c));
+        let run: String = run.collect();
+        let mut groups = run.split(',');
+        groups.next().is_some_and(|first| first.len() <= 3) && groups.all(|group| group.len() == 3)
     }
 
     /// True if points separate thousands, which only a decimal comma after them shows: `1.234,5`.

@@ -18,6 +18,8 @@ pub(super) struct Parser<'a> {
     /// Reads `±` as plus.
     plus: bool,
     in_function: bool,
+    /// Reads the next bar as the end of an absolute value.
+    in_bars: bool,
     /// The currency sign, if there was one.
     pub(super) currency: Option<Unit>,
 }
@@ -26,7 +28,7 @@ type Parsed = Option<Expression>;
 
 impl<'a> Parser<'a> {
     pub(super) fn new(tokens: &'a [Spaced], letters: &'a Letters, plus: bool) -> Self {
-        Self { tokens, at: 0, depth: 0, letters, plus, in_function: false, currency: None }
+        Self { tokens, at: 0, depth: 0, letters, plus, in_function: false, in_bars: false, currency: None }
     }
 
     /// The remaining tokens.
@@ -117,6 +119,14 @@ impl<'a> Parser<'a> {
                 | Token::Ceiling
                 | Token::Open('('),
             ) => true,
+            Some(Token::Bar) => !self.in_bars,
+            // A power after a variable or a closed group: `n 2^{n}`, `2^{a} 3^{b}`.
+            Some(Token::Number(..)) => {
+                let before = self.at.checked_sub(1).map(|at| &self.tokens[at].token);
+                let is_closed =
+                    matches!(before, Some(Token::Variable(_) | Token::Close(')') | Token::GroupEnd));
+                is_closed && self.ahead(1) == Some(&Token::Power)
+            }
             _ => false,
         }
     }
@@ -189,7 +199,12 @@ impl<'a> Parser<'a> {
             Token::Open('(') => self.closed(&Token::Close(')')),
             Token::Open('[') => self.closed(&Token::Close(']')),
             Token::Group => self.closed(&Token::GroupEnd),
-            Token::Bar => self.closed(&Token::Bar).map(|inner| Expression::Absolute(Box::new(inner))),
+            Token::Bar => {
+                let outer = std::mem::replace(&mut self.in_bars, true);
+                let inner = self.closed(&Token::Bar);
+                self.in_bars = outer;
+                inner.map(|inner| Expression::Absolute(Box::new(inner)))
+            }
             Token::Floor => self.closed(&Token::FloorEnd).map(|inner| Expression::Floor(Box::new(inner))),
             Token::Ceiling => {
                 self.closed(&Token::CeilingEnd).map(|inner| Expression::Ceiling(Box::new(inner)))

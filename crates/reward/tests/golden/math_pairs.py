@@ -5,6 +5,7 @@ Equality is known from the values that the texts were written from, compared wit
 
     python math_pairs.py > math_pairs.jsonl
     python math_pairs.py --answers FILE.jsonl > pairs.jsonl   # the `answer` column of a data set in the manner of GSM8K
+    python math_pairs.py --public FILE.jsonl… > pairs.jsonl   # data sets whose answers are LaTeX: math_public.py
 
 A row: class, reference, candidate or completion, expected verdict ("same", "different", "none": no answer), verdict
 of math-verify (bit 1: equal). `tests/reward/pairs.rs` compares the verifier with it; with `RLOOM_MATH_PAIRS=pairs.jsonl` it judges another file.
@@ -20,6 +21,7 @@ from math_verify import parse, verify
 import math_classes as classes
 import math_completions as completions
 import math_groups as groups
+import math_public
 from math_values import same
 
 COUNT = 80
@@ -118,6 +120,12 @@ def main():
     logging.disable(logging.CRITICAL)
     if sys.argv[1:2] == ["--answers"]:
         found = public(sys.argv[2])
+    elif sys.argv[1:2] == ["--public"]:
+        found = (
+            [name, answer, text, expected, verdict(answer, text, whole)]
+            for path in sys.argv[2:]
+            for name, answer, text, expected, whole in math_public.pairs(path)
+        )
     else:
         found = (
             row

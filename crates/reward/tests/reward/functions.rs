@@ -53,7 +53,13 @@ fn scored(scorer: &Scorer, texts: &[&str]) -> Result<Vec<Rewards>, RewardError> 
     let judged: Vec<Judged<'_>> = trajectories
         .iter()
         .zip(texts)
-        .map(|(trajectory, text)| Judged { task: &task, trajectory, text, prompt: "p" })
+        .map(|(trajectory, text)| Judged {
+            task: &task,
+            trajectory,
+            text,
+            transcript: "1, answered by zz",
+            prompt: "p",
+        })
         .collect();
     let mut rewards = judged.iter().map(|one| scorer.score(one, &current)).collect::<Result<Vec<_>, _>>()?;
     if scorer.judges_groups() {
@@ -98,6 +104,18 @@ fn a_reward_from_which_on_tasks_count_as_solved_makes_a_verifier() {
         settings.outcome = Some("program".to_owned());
         let rewards = scored(&Scorer::new(&settings, 0, 0).unwrap(), &["1", "zz"]).unwrap();
         assert_eq!((rewards[0].solved, rewards[1].solved), (Some(solved), None));
+    }
+}
+
+#[test]
+fn programs_see_observations_only_if_they_ask() {
+    for (keys, value) in [
+        ("", Some(0.5)),
+        (r#", "observations": true"#, None),
+        (r#", "group": true, "observations": true"#, None),
+    ] {
+        let scorer = Scorer::new(&settings(keys, HALF, "fatal"), 0, 0).unwrap();
+        assert_eq!(values(&scored(&scorer, &["1"]).unwrap()), [value], "{keys}");
     }
 }
 

@@ -4,5 +4,7 @@ mod answers;
 mod functions;
 mod pairs;
 mod robustness;
+mod rules;
 mod scorer;
+mod tables;
 mod word_problems;

@@ -48,7 +48,7 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
 }
 
 fn episode<'a>(task: &'a Task, trajectory: &'a Trajectory, text: &'a str) -> Judged<'a> {
-    Judged { task, trajectory, text, prompt: "" }
+    Judged { task, trajectory, text, transcript: "", prompt: "" }
 }
 
 fn score(kind: Kind, answer: &str, text: &str) -> Rewards {
@@ -338,10 +338,7 @@ fn invalid_settings_are_errors() {
             r#"{"components": [{"kind": "math", "wieght": 1}]}"#,
             "unknown field `wieght`, expected one of `kind`",
         ),
-        (
-            r#"{"components": [{"kind": "length"}]}"#,
-            "missing field `max_tokens` (keys of the `length` reward)",
-        ),
+        (r#"{"components": [{"kind": "length"}]}"#, "missing field `max_tokens`"),
         (
             r#"{"components": [{"kind": "math"}, {"kind": "math"}]}"#,
             "`components`: the name `math` occurs more than once",

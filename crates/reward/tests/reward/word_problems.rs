@@ -59,6 +59,7 @@ pub(crate) fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
             steps: &[],
             task: &task,
             text,
+            transcript: "",
             tokens: 1,
             token_ids: &[7],
             prompt: "",

@@ -7,8 +7,10 @@ use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
 use super::compare::{same_text, same_value};
+use super::slots::Slots;
 use super::{Case, Language};
-use crate::{Ending, Execution, InputFile, Limits, Outcome, Sandbox, SandboxError};
+use crate::nonce::nonce;
+use crate::{Ending, Execution, Executor, InputFile, Limits, Outcome, SandboxError};
 
 /// Runs one test against the program, which is in a process of its own.
 const TESTER: &str = include_str!("tester.py");
@@ -20,11 +22,14 @@ const VERDICTS: usize = 1 << 16;
 const COMPILED: usize = 256;
 /// Attempts at an execution that the machine failed.
 const ATTEMPTS: u32 = 3;
+/// Wait before the second attempt; it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// Judges programs by test cases. Verdicts and compiled programs are remembered.
 #[derive(Debug)]
 pub struct CodeJudge {
-    sandbox: Sandbox,
+    executor: Executor,
+    slots: Slots,
     limits: Limits,
     readable: Vec<PathBuf>,
     verdicts: Cache<[u8; 32], CodeVerdict>,
@@ -65,6 +70,12 @@ impl CodeVerdict {
     }
 }
 
+/// One judgement of a case.
+struct Attempt {
+    nonce: String,
+    deadline: Instant,
+}
+
 /// The answer of the tester.
 #[derive(Deserialize)]
 struct Report {
@@ -75,15 +86,22 @@ struct Report {
 }
 
 impl CodeJudge {
-    /// A judge whose programs can read the given folders in addition to those of the system.
-    pub fn new(sandbox: Sandbox, limits: Limits, readable: Vec<PathBuf>) -> Self {
+    /// A judge of which at most `workers` programs run at a time, which can read the given folders in addition to those of the
+    /// system.
+    pub fn new(
+        executor: impl Into<Executor>,
+        workers: usize,
+        limits: Limits,
+        readable: Vec<PathBuf>,
+    ) -> Self {
         let (verdicts, compiled) = (Cache::new(VERDICTS), Cache::new(COMPILED));
-        Self { sandbox, limits, readable, verdicts, compiled }
+        let (executor, slots) = (executor.into(), Slots::new(workers));
+        Self { executor, slots, limits, readable, verdicts, compiled }
     }
 
-    /// The sandbox.
-    pub fn sandbox(&self) -> &Sandbox {
-        &self.sandbox
+    /// Where programs run.
+    pub fn executor(&self) -> &Executor {
+        &self.executor
     }
 
     /// Judges a program. `stops_early`: cases after the first failure are left out. Fails if the machine does, or at the
@@ -104,14 +122,19 @@ impl CodeJudge {
         let mut verdict = CodeVerdict { cases: Vec::new(), total };
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);
-        match self.compiled(language, source)? {
+        match self.compiled(language, source, deadline)? {
             None => verdict.cases = vec![CaseVerdict::NotCompiled; total],
             Some(program) => {
                 for (index, case) in cases.iter().enumerate() {
                     if Instant::now() >= deadline {
                         return Err(SandboxError::TimedOut { timeout });
                     }
-                    let passed = self.judge_case(language, &program, case, &nonce(&key, index))?;
+                    let passed = self.judge_case(
+                        language,
+                        &program,
+                        case,
+                        &Attempt { nonce: nonce(&key, index as u64), deadline },
+                    )?;
                     verdict.cases.push(passed);
                     if stops_early && passed != CaseVerdict::Passed {
                         break;
@@ -124,7 +147,12 @@ impl CodeJudge {
     }
 
     /// The program to run: compiled, or its source. `None` if it has errors.
-    fn compiled(&self, language: Language, source: &str) -> Result<Option<InputFile>, SandboxError> {
+    fn compiled(
+        &self,
+        language: Language,
+        source: &str,
+        deadline: Instant,
+    ) -> Result<Option<InputFile>, SandboxError> {
         let file = InputFile::new(language.file(), source);
         let Some(compiler) = language.compiler() else { return Ok(Some(file)) };
         let key = digest(&[language.file(), source]);
@@ -141,7 +169,7 @@ impl CodeJudge {
         let mut execution = self.execution(compiler, limits);
         execution.files = vec![file];
         execution.outputs = vec!["main".to_owned()];
-        let mut outcome = self.run(&execution)?;
+        let mut outcome = self.run(&execution, deadline)?;
         let compiled = if outcome.ending.is_success() { outcome.outputs.pop() } else { None };
         self.compiled.put(key, compiled.clone());
         Ok(compiled)
@@ -152,8 +180,9 @@ impl CodeJudge {
         language: Language,
         program: &InputFile,
         case: &Case,
-        nonce: &str,
+        attempt: &Attempt,
     ) -> Result<CaseVerdict, SandboxError> {
+        let nonce = &attempt.nonce;
         match case {
             Case::Text { stdin, stdout } => {
                 let mut execution = self.execution(language.command(), self.limits);
@@ -162,21 +191,21 @@ impl CodeJudge {
                     execution.files.push(InputFile::new("query.py", QUERY));
                 }
                 execution.stdin = stdin.clone().into_bytes();
-                let outcome = self.run(&execution)?;
+                let outcome = self.run(&execution, attempt.deadline)?;
                 let is_same = || same_text(&String::from_utf8_lossy(&outcome.stdout), stdout);
                 Ok(verdict_of(&outcome, is_same))
             }
             Case::Call { call, arguments, expected } => {
                 let test = json!({ "nonce": nonce, "call": call, "arguments": arguments });
-                self.tested(program, &test, nonce, |value| same_value(value, expected))
+                self.tested(program, &test, attempt, |value| same_value(value, expected))
             }
             Case::Assertion { assertion } => {
                 let test = json!({ "nonce": nonce, "code": assertion, "is_pytest": false });
-                self.tested(program, &test, nonce, |_| true)
+                self.tested(program, &test, attempt, |_| true)
             }
             Case::Pytest { pytest } => {
                 let test = json!({ "nonce": nonce, "code": pytest, "is_pytest": true });
-                self.tested(program, &test, nonce, |_| true)
+                self.tested(program, &test, attempt, |_| true)
             }
         }
     }
@@ -186,7 +215,7 @@ impl CodeJudge {
         &self,
         program: &InputFile,
         test: &Value,
-        nonce: &str,
+        attempt: &Attempt,
         is_right: impl FnOnce(&Value) -> bool,
     ) -> Result<CaseVerdict, SandboxError> {
         let mut execution = self.execution(&["python3", "-I", "-S", "tester.py"], self.limits);
@@ -194,11 +223,11 @@ impl CodeJudge {
         execution.files = vec![solution, InputFile::new("tester.py", TESTER)];
         execution.stdin = test.to_string().into_bytes();
         execution.reports = true;
-        let outcome = self.run(&execution)?;
+        let outcome = self.run(&execution, attempt.deadline)?;
         let report: Option<Report> = serde_json::from_slice(&outcome.report).ok();
         let has_passed = || {
             report.is_some_and(|report| {
-                report.nonce == nonce && report.error.is_none() && is_right(&report.value)
+                report.nonce == attempt.nonce && report.error.is_none() && is_right(&report.value)
             })
         };
         Ok(verdict_of(&outcome, has_passed))
@@ -209,13 +238,21 @@ impl CodeJudge {
         Execution { command, limits, readable: self.readable.clone(), ..Execution::default() }
     }
 
-    fn run(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
+    fn run(&self, execution: &Execution, deadline: Instant) -> Result<Outcome, SandboxError> {
+        let begun = Instant::now();
+        let timed_out = || SandboxError::TimedOut { timeout: deadline.saturating_duration_since(begun) };
+        let _slot = self.slots.take(deadline).ok_or_else(timed_out)?;
+        let mut wait = FIRST_WAIT;
         let mut attempt = 1;
         loop {
-            match self.sandbox.run(execution) {
-                Err(error) if error.is_retryable() && attempt < ATTEMPTS => attempt += 1,
+            let result = self.executor.run(execution, deadline);
+            let has_time = Instant::now() + wait < deadline;
+            match result {
+                Err(error) if error.is_retryable() && attempt < ATTEMPTS && has_time => attempt += 1,
                 result => return result,
             }
+            std::thread::sleep(wait);
+            wait *= 2;
         }
     }
 }
@@ -235,16 +272,4 @@ fn digest(parts: &[&str]) -> [u8; 32] {
         hash.update(part);
     }
     hash.finalize().into()
-}
-
-/// A text that a program cannot guess: it does not know the process and the time.
-fn nonce(key: &[u8; 32], index: usize) -> String {
-    let now =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let mut hash = Sha256::new();
-    hash.update(key);
-    hash.update(format!("{index} {} {now}", std::process::id()));
-    // The addresses of this process are random.
-    hash.update(format!("{:p}", &raw const index));
-    format!("{:02x?}", hash.finalize().as_slice())
 }

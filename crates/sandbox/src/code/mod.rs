@@ -5,6 +5,7 @@ mod case;
 mod compare;
 mod judge;
 mod language;
+mod slots;
 
 pub use case::{Case, CaseError, cases};
 pub use judge::{CaseVerdict, CodeJudge, CodeVerdict};

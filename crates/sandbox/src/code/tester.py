@@ -1,7 +1,7 @@
 """Runs one test against a program in another process of the sandbox.
 
 The program is in a process of its own that has neither the test nor the file descriptor of the verdict: values cross
-between the two as data, and are compared here.
+between the two as data, and are compared here. Whatever the program's process writes is an answer of its functions at most.
 """
 
 import builtins
@@ -14,6 +14,9 @@ import types
 CHANNEL_IN, CHANNEL_OUT = 4, 5
 PLAIN = (type(None), bool, int, float, str)
 SERIES = {"l": list, "t": tuple, "s": set, "f": frozenset}
+# Dictionaries of the standard library, which equal plain ones.
+TABLES = ("collections.Counter", "collections.OrderedDict", "collections.defaultdict")
+ALIASES = {"np": "numpy", "pd": "pandas"}
 
 
 class Remote:
@@ -30,11 +33,12 @@ class Remote:
 
     def __setattr__(self, name, value):
         channel, number = self._remote
-        channel.ask("set", number, name, encode(value))
+        channel.ask("set", number, name, channel.encode(value))
 
     def __call__(self, *arguments, **named):
         channel, number = self._remote
-        return channel.ask("call", number, [encode(a) for a in arguments], encode(named), given=arguments)
+        encoded = [channel.encode(a) for a in arguments]
+        return channel.ask("call", number, encoded, channel.encode(named), given=arguments)
 
     def __getitem__(self, key):
         return self._special("__getitem__", key)
@@ -45,8 +49,11 @@ class Remote:
     def __len__(self):
         return self._special("__len__")
 
+    def __bool__(self):
+        return self._special("bool")
+
     def __iter__(self):
-        return iter(self._special("__iter__"))
+        return self._special("iter")
 
     def __contains__(self, value):
         return self._special("__contains__", value)
@@ -54,48 +61,49 @@ class Remote:
     def __str__(self):
         return self._special("__str__")
 
+    def __repr__(self):
+        return self._special("__repr__")
+
     def _special(self, name, *arguments):
         channel, number = self._remote
-        return channel.ask("special", number, name, [encode(a) for a in arguments])
+        return channel.ask("special", number, name, [channel.encode(a) for a in arguments])
 
 
-def encode(value, objects=None):
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    if kind is bytes:
-        return ["b", value.hex()]
-    if kind is dict:
-        return ["d", [[encode(k, objects), encode(v, objects)] for k, v in value.items()]]
-    for letter, series in SERIES.items():
-        if kind is series:
-            return [letter, [encode(v, objects) for v in value]]
-    if kind is Remote:
-        return ["h", value._remote[1]]
-    if objects is None:
-        raise TypeError(f"a test cannot pass a {kind.__name__} to the program")
-    if kind.__name__ in ("generator", "map", "filter", "zip", "range", "list_iterator"):
-        return ["l", [encode(v, objects) for v in value]]
-    objects.append(value)
-    return ["h", len(objects) - 1]
+class RemoteIterator(Remote):
+    """A generator or another iterator of the program."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        found = self._special("next")
+        if not found:
+            raise StopIteration
+        return found[0]
 
 
-def decode(data, resolve):
-    if not isinstance(data, list):
-        return data
-    letter, content = data
-    if letter == "b":
-        return bytes.fromhex(content)
-    if letter == "d":
-        return {decode(k, resolve): decode(v, resolve) for k, v in content}
-    if letter == "h":
-        return resolve(content)
-    return SERIES[letter](decode(v, resolve) for v in content)
+class Callback:
+    """A function of the test, in the process of the program."""
+
+    def __init__(self, channel, number):
+        self._channel, self._number = channel, number
+
+    def __call__(self, *arguments, **named):
+        channel = self._channel
+        channel.write({"callback": self._number, "arguments": [channel.encode(list(arguments)), channel.encode(named)]})
+        answer = channel.read()
+        if "error" in answer:
+            raise channel.error(*answer["error"])
+        return channel.decode(answer["value"])
 
 
 class Channel:
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
+    """The other process: objects of this one have numbers there."""
+
+    def __init__(self, reader, writer, is_program):
+        self.reader, self.writer, self.is_program = reader, writer, is_program
+        self.objects = []
+        self.exceptions = {}
 
     def read(self):
         line = self.reader.readline()
@@ -110,15 +118,134 @@ class Channel:
     def ask(self, *message, given=()):
         self.write(message)
         answer = self.read()
-        resolve = lambda number: Remote(self, number)
+        while "callback" in answer:
+            self.write(self.answer_callback(answer))
+            answer = self.read()
         for value, after in zip(given, answer.get("arguments", ())):
-            update(value, decode(after, resolve))
+            update(value, self.decode(after))
         if "error" in answer:
-            name, text = answer["error"]
-            kind = getattr(builtins, str(name), None)
-            is_error = isinstance(kind, type) and issubclass(kind, Exception)
-            raise (kind if is_error else type(str(name), (Exception,), {}))(text)
-        return decode(answer["value"], resolve)
+            raise self.error(*answer["error"])
+        return self.decode(answer["value"])
+
+    def answer_callback(self, message):
+        try:
+            arguments, named = (self.decode(part) for part in message["arguments"])
+            return {"value": self.encode(self.objects[message["callback"]](*arguments, **named))}
+        except Exception as error:
+            return {"error": describe(error)}
+
+    def number(self, value):
+        self.objects.append(value)
+        return len(self.objects) - 1
+
+    def encode(self, value):
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is bytes:
+            return ["b", value.hex()]
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is dict or name in TABLES:
+            return ["d", [[self.encode(k), self.encode(v)] for k, v in value.items()]]
+        for letter, series in SERIES.items():
+            if kind is series:
+                return [letter, [self.encode(v) for v in value]]
+        if kind is complex:
+            return ["z", [value.real, value.imag]]
+        if kind is range:
+            return ["r", [value.start, value.stop, value.step]]
+        if name == "collections.deque":
+            return ["q", [[self.encode(v) for v in value], value.maxlen]]
+        if name in ("fractions.Fraction", "decimal.Decimal"):
+            return ["n", [name, str(value)]]
+        if name == "numpy.ndarray":
+            return ["a", [str(value.dtype), self.encode(value.tolist())]]
+        if kind.__module__ == "numpy" and hasattr(value, "item"):
+            return self.encode(value.item())
+        return self.encode_object(value)
+
+    def encode_object(self, value):
+        if isinstance(value, (Remote, Callback)):
+            return ["own", value._remote[1] if isinstance(value, Remote) else value._number]
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ["e", lineage(value)]
+        if self.is_program:
+            is_iterator = hasattr(value, "__next__") and hasattr(value, "__iter__")
+            return ["i" if is_iterator else "h", self.number(value)]
+        if callable(value):
+            return ["c", self.number(value)]
+        raise TypeError(f"a test cannot pass a {type(value).__name__} to the program")
+
+    def decode(self, data):
+        if not isinstance(data, list):
+            return data
+        letter, content = data
+        if letter in SERIES:
+            return SERIES[letter](self.decode(v) for v in content)
+        if letter == "b":
+            return bytes.fromhex(content)
+        if letter == "d":
+            return {self.decode(k): self.decode(v) for k, v in content}
+        if letter == "z":
+            return complex(*content)
+        if letter == "r":
+            return range(*content)
+        if letter == "q":
+            import collections
+
+            return collections.deque((self.decode(v) for v in content[0]), content[1])
+        if letter == "n":
+            import decimal
+            import fractions
+
+            kinds = {"fractions.Fraction": fractions.Fraction, "decimal.Decimal": decimal.Decimal}
+            return kinds[content[0]](content[1])
+        if letter == "a":
+            import numpy
+
+            return numpy.array(self.decode(content[1]), dtype=content[0])
+        return self.decode_object(letter, content)
+
+    def decode_object(self, letter, content):
+        if letter == "own":
+            return self.objects[content]
+        if letter == "e":
+            return self.exception(content)
+        if self.is_program:
+            return {"c": Callback}[letter](self, content)
+        return {"h": Remote, "i": RemoteIterator}[letter](self, content)
+
+    def exception(self, names):
+        """The class of an exception: one of Python's, or one that stands for a class of the program."""
+        name, *bases = names
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            return kind
+        if name not in self.exceptions:
+            base = self.exception(bases) if bases else Exception
+            self.exceptions[name] = type(str(name), (base,), {})
+        return self.exceptions[name]
+
+    def error(self, names, text):
+        kind = self.exception(names)
+        error = kind.__new__(kind)
+        error.args = (text,)
+        return error
+
+
+def lineage(kind):
+    """Names of a class of exceptions and of those that it derives from, up to one of Python's."""
+    names = []
+    for base in kind.__mro__:
+        names.append(base.__name__)
+        if base.__module__ == "builtins":
+            break
+    return names
+
+
+def describe(error):
+    """An exception as data."""
+    return [lineage(type(error)), str(error)]
 
 
 def update(value, after):
@@ -134,41 +261,52 @@ def update(value, after):
 
 def serve(path):
     """The process of the program: loads it and answers."""
-    channel = Channel(os.fdopen(CHANNEL_IN), os.fdopen(CHANNEL_OUT, "w"))
+    channel = Channel(os.fdopen(CHANNEL_IN), os.fdopen(CHANNEL_OUT, "w"), True)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    objects = []
     try:
         with open(path) as file:
             exec(compile(file.read(), path, "exec"), module.__dict__)
     except BaseException as error:
-        channel.write({"error": [type(error).__name__, str(error)]})
+        channel.write({"error": describe(error)})
         return
-    names = {k: encode(v, objects) for k, v in vars(module).items() if not k.startswith("__")}
+    names = {k: channel.encode(v) for k, v in vars(module).items() if not k.startswith("__")}
     channel.write({"value": ["d", [[k, v] for k, v in names.items()]]})
-    resolve = objects.__getitem__
     while True:
-        kind, number, *rest = channel.read()
+        message = channel.read()
         answer = {}
         try:
-            target = objects[number]
-            if kind == "get":
-                value = getattr(target, rest[0])
-            elif kind == "set":
-                value = setattr(target, rest[0], decode(rest[1], resolve))
-            elif kind == "special":
-                if rest[0] == "__iter__":
-                    value = list(target)
-                else:
-                    value = getattr(target, rest[0])(*(decode(a, resolve) for a in rest[1]))
-            else:
-                arguments = [decode(a, resolve) for a in rest[0]]
-                value = target(*arguments, **decode(rest[1], resolve))
-                answer["arguments"] = [encode(a, objects) for a in arguments]
-            answer["value"] = encode(value, objects)
+            answer["value"] = channel.encode(perform(channel, answer, *message))
         except BaseException as error:
-            answer["error"] = [type(error).__name__, str(error)]
+            answer["error"] = describe(error)
         channel.write(answer)
+
+
+def perform(channel, answer, kind, number, *rest):
+    """Does what the test asks for with an object of the program."""
+    target = channel.objects[number]
+    if kind == "get":
+        return getattr(target, rest[0])
+    if kind == "set":
+        return setattr(target, rest[0], channel.decode(rest[1]))
+    if kind == "special":
+        name, arguments = rest[0], [channel.decode(a) for a in rest[1]]
+        if name == "bool":
+            return bool(target)
+        if name == "iter":
+            return iter(target)
+        if name == "next":
+            for value in target:
+                return [value]
+            return []
+        if not hasattr(target, name):
+            raise TypeError(f"a {type(target).__name__} has no {name}")
+        return getattr(target, name)(*arguments)
+    arguments = [channel.decode(a) for a in rest[0]]
+    try:
+        return target(*arguments, **channel.decode(rest[1]))
+    finally:
+        answer["arguments"] = [channel.encode(a) for a in arguments]
 
 
 def start():
@@ -184,11 +322,11 @@ def start():
     high_in, high_out = os.dup2(to_program, 20, False) or 20, os.dup2(from_program, 21, False) or 21
     actions += [(os.POSIX_SPAWN_DUP2, high_in, CHANNEL_IN), (os.POSIX_SPAWN_DUP2, high_out, CHANNEL_OUT)]
     os.set_inheritable(3, False)
-    arguments = [sys.executable, "-I", "-S", __file__, "program"]
+    arguments = [sys.executable, "-I", __file__, "program"]
     os.posix_spawn(sys.executable, arguments, dict(os.environ), file_actions=actions)
     for used in (to_program, from_program, high_in, high_out, null):
         os.close(used)
-    return Channel(os.fdopen(to_tester), os.fdopen(from_tester, "w"))
+    return Channel(os.fdopen(to_tester), os.fdopen(from_tester, "w"), False)
 
 
 class Raises:
@@ -202,7 +340,7 @@ class Raises:
         import re
 
         assert kind is not None, "nothing was raised"
-        self.value = value
+        self.type, self.value = kind, value
         return issubclass(kind, self.kinds) and (self.match is None or bool(re.search(self.match, str(value))))
 
 
@@ -210,23 +348,30 @@ class Approx:
     def __init__(self, expected, rel=1e-6, abs=1e-12):
         self.expected, self.rel, self.abs = expected, rel, abs
 
+    def _part(self, expected):
+        return Approx(expected, self.rel, self.abs)
+
     def __eq__(self, found):
-        if isinstance(self.expected, (list, tuple)):
-            same = type(found) is type(self.expected) and len(found) == len(self.expected)
-            return same and all(Approx(e, self.rel, self.abs) == f for e, f in zip(self.expected, found))
+        expected = self.expected
+        if isinstance(expected, (list, tuple)):
+            same = type(found) is type(expected) and len(found) == len(expected)
+            return same and all(self._part(e) == f for e, f in zip(expected, found))
+        if isinstance(expected, dict):
+            same = type(found) is dict and found.keys() == expected.keys()
+            return same and all(self._part(e) == found[key] for key, e in expected.items())
         if type(found) not in (int, float):
             return False
-        return found == self.expected or abs(found - self.expected) <= max(self.rel * abs(self.expected), self.abs)
+        return found == expected or abs(found - expected) <= max(self.rel * abs(expected), self.abs)
 
 
 def parametrize(names, rows):
     names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
 
     def decorate(function):
-        def test():
+        def test(*own, **given):
             for row in rows:
                 row = row if len(names) > 1 else (row,)
-                function(**dict(zip(names, row)))
+                function(*own, **given, **dict(zip(names, row)))
 
         return test
 
@@ -245,36 +390,93 @@ def plain(value):
     kind = type(value)
     if kind in PLAIN:
         return value
-    if kind in (list, tuple):
+    if kind in (list, tuple, range, RemoteIterator) or kind.__name__ == "deque":
         return [plain(v) for v in value]
     if kind in (set, frozenset):
         return [plain(v) for v in sorted(value)]
     if kind is dict:
         return {k if type(k) is str else json.dumps(plain(k)): plain(v) for k, v in value.items()}
+    if kind.__name__ == "ndarray":
+        return value.tolist()
     raise TypeError(f"a {kind.__name__} is not data")
+
+
+def visible(names, code):
+    """The names of the program that a test sees. Those of Python and of its modules are Python's own: with an `abs` of its own,
+    a program could pass `assert abs(f(1) - 2) < 1e-6`."""
+    import ast
+
+    nodes = list(ast.walk(ast.parse(code)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    known = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+    if len(used) == 1:
+        # The test of a function that is named like one of Python's.
+        known.update({name: names[name] for name in used if name in names})
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+            module = ALIASES.get(node.value.id, node.value.id)
+            if module in sys.stdlib_module_names or module in ALIASES.values():
+                known[node.value.id] = __import__(module)
+    return known
+
+
+def tests_of(scope):
+    """Functions and methods whose names begin with `test`."""
+    for name, value in scope.items():
+        if type(value) is types.FunctionType and name.startswith("test"):
+            yield value
+        elif isinstance(value, type) and any(base.__module__ == "unittest.case" for base in value.__mro__):
+            yield from unit_tests(value)
+        elif type(value) is type and name.startswith("Test"):
+            yield from methods(value)
+
+
+def methods(kind):
+    for name in dir(kind):
+        if name.startswith("test"):
+            own = kind()
+            if hasattr(own, "setup_method"):
+                own.setup_method()
+            yield getattr(own, name)
+
+
+def unit_tests(case):
+    import unittest
+
+    for test in unittest.defaultTestLoader.loadTestsFromTestCase(case):
+        # Without a result that collects failures, the first one is raised.
+        yield test.debug
 
 
 def run(test):
     channel = start()
     answer = channel.read()
     if "error" in answer:
-        raise RuntimeError(": ".join(answer["error"]))
-    names = decode(answer["value"], lambda number: Remote(channel, number))
+        raise channel.error(*answer["error"])
+    names = {name: value for name, value in channel.decode(answer["value"]).items() if is_name(name)}
     solution = types.ModuleType("solution")
-    vars(solution).update(names)
     sys.modules["solution"] = solution
     sys.modules["pytest"] = pytest_module()
+    vars(solution).update(names)
     if "call" in test:
         function = names[test["call"]] if test["call"] in names else getattr(names["Solution"](), test["call"])
         return plain(function(*test["arguments"]))
-    scope = dict(names, __name__="tests")
+    known = visible(names, test["code"])
+    solution.__all__ = list(known)
+    scope = dict(known, __name__="tests")
     exec(compile(test["code"], "tests", "exec"), scope)
     if test["is_pytest"]:
-        found = [v for k, v in scope.items() if k.startswith("test") and type(v) is types.FunctionType]
-        assert found, "no function that begins with test"
-        for function in found:
+        count = 0
+        for function in tests_of(scope):
             function()
+            count += 1
+        assert count > 0, "no function that begins with test"
     return None
+
+
+def is_name(name):
+    # The program could replace `__builtins__`.
+    return type(name) is str and name.isidentifier() and not name.startswith("__")
 
 
 def main():

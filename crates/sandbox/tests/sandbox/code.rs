@@ -1,4 +1,4 @@
-//! Programs judged by test cases, among them programs that try to forge their verdict.
+//! Programs judged by test cases.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,15 @@ use super::*;
 
 fn judge(sandbox: &Sandbox) -> CodeJudge {
     let limits = Limits { cpu: Duration::from_secs(30), wall: Duration::from_mins(1), ..Limits::default() };
-    CodeJudge::new(sandbox.clone(), limits, Vec::new())
+    CodeJudge::new(sandbox.clone(), 4, limits, Vec::new())
 }
 
-fn verdict(sandbox: &Sandbox, language: Language, source: &str, tests: &serde_json::Value) -> CodeVerdict {
+pub(crate) fn verdict(
+    sandbox: &Sandbox,
+    language: Language,
+    source: &str,
+    tests: &serde_json::Value,
+) -> CodeVerdict {
     let deadline = Instant::now() + Duration::from_mins(5);
     judge(sandbox).judge(language, source, &cases(tests).unwrap(), false, deadline).unwrap()
 }
@@ -116,95 +121,64 @@ fn functions_are_called_and_asserted() {
     });
 }
 
-/// Programs that pass without solving their task.
-const FORGERIES: &[(&str, &str)] = &[
-    ("an early end", "import os\nos._exit(0)"),
-    ("an early end by an exception", "raise SystemExit(0)"),
-    ("output", "print('PASS'); print('{\"value\": null, \"nonce\": \"\"}')"),
-    ("a report", "import os\nos.write(3, b'{\"value\": null, \"nonce\": \"\"}')"),
-    (
-        "any descriptor",
-        "import os\nfor n in range(64):\n  try: os.write(n, b'{\"value\": {}}\\n' * 9)\n  except OSError: pass",
-    ),
-    (
-        "an object that equals everything",
-        "class All:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\ndef f(x): return All()",
-    ),
-    (
-        "a number that equals everything",
-        "class All(int):\n  def __eq__(self, other): return True\ndef f(x): return All(0)",
-    ),
-    ("an end during the call", "import os\ndef f(x): os._exit(0)"),
-    (
-        "changed builtins",
-        "import builtins\nbuiltins.AssertionError = None\nbuiltins.compile = lambda *a: ''\nbuiltins.exec = print",
-    ),
-    (
-        "the tests in memory",
-        r#"
-import gc, sys
-def f(x):
-    frame = sys._getframe()
-    while frame:
-        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
-            if isinstance(value, dict) and "code" in value: return 4
-        frame = frame.f_back
-    for value in gc.get_objects():
-        if isinstance(value, dict) and "nonce" in value: return 4
-"#,
-    ),
-    (
-        "the memory of the tester",
-        r#"
-import os
-def f(x):
-    for name in ("mem", "fd/3", "fd/0", "environ", "cwd", "root"):
-        try:
-            os.open(f"/proc/{os.getppid()}/{name}", os.O_RDWR if name in ("mem", "fd/3") else os.O_RDONLY)
-            return 4
-        except OSError: pass
-"#,
-    ),
-    (
-        "the tests in files",
-        r#"
-import os
-def f(x):
-    for folder in (".", "/tmp", "/work"):
-        for name in os.listdir(folder):
-            if name not in ("solution.py", "tester.py"): return 4
-            if "f(" + "2)" in open(os.path.join(folder, name)).read(): return 4
-"#,
-    ),
-    (
-        "a changed tester",
-        r#"
-import os
-with open("tester.py", "w") as f: f.write("import os; os.write(3, b'{}')")
-import signal
-os.kill(os.getppid(), signal.SIGKILL)
-"#,
-    ),
-];
+const LIBRARY: &str = r"
+import collections, decimal, fractions
+def twice(function, value): return function(function(value))
+def count(text): return collections.Counter(text)
+def half(): return fractions.Fraction(1, 2)
+def tenth(): return decimal.Decimal('0.1')
+def root(): return 1j
+def numbers(n): yield from range(n)
+def endless():
+    n = 0
+    while True:
+        yield n
+        n += 1
+def recent(items): return collections.deque(items, 2)
+def sum(a, b): return a + b
+class Missing(KeyError): pass
+class Gone(Missing): pass
+def find(key): raise Gone(key)
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+";
 
 #[test]
-fn verdicts_cannot_be_forged() {
+fn tests_use_the_program_as_python_does() {
     if python().is_none() {
         return;
     }
     let tests = json!([
-        {"assertion": "assert f(2) == 4"},
-        {"call": "f", "arguments": [2], "expected": 4},
-        {"pytest": "from solution import f\ndef test():\n  assert f(2) == 4"},
-        {"stdin": "2", "stdout": "4"},
+        {"assertion": "assert twice(lambda x: x * 3, 2) == 18 and twice(str, 1) == '1'"},
+        {"assertion": "assert count('aab') == {'a': 2, 'b': 1}"},
+        {"assertion": "from fractions import Fraction\nassert half() == Fraction(1, 2)"},
+        {"assertion": "from decimal import Decimal\nassert tenth() == Decimal('0.1') and root() == 1j"},
+        {"assertion": "import itertools\nassert list(numbers(3)) == [0, 1, 2]\nassert list(itertools.islice(endless(), 3)) == [0, 1, 2]\ng = numbers(2)\nassert next(g) == 0 and next(g) == 1 and next(g, 5) == 5"},
+        {"call": "numbers", "arguments": [2], "expected": [0, 1]},
+        {"assertion": "from collections import deque\nassert recent([1, 2, 3]) == deque([2, 3])"},
+        {"assertion": "assert sum(1, 2) == 3"},
+        {"pytest": "from solution import sum\ndef test():\n  assert abs(sum(1, 2)) == 3"},
+        {"pytest": "import pytest\ndef test():\n  with pytest.raises(Gone, match='key'): find('key')\n  with pytest.raises(Missing): find(1)\n  with pytest.raises(KeyError): find(1)"},
+        {"assertion": "try:\n  find(1)\n  assert False\nexcept Missing as error:\n  assert type(error).__name__ == 'Gone'"},
+        {"assertion": "head = Node(1, Node(2))\nfound = []\nwhile head:\n  found.append(head.value)\n  head = head.next\nassert found == [1, 2]"},
+        {"pytest": "class TestSum:\n  def setup_method(self): self.value = 2\n  def test_value(self): assert self.value == 2 and twice(lambda x: x + 1, 1) == 3"},
+        {"pytest": "import unittest\nfrom solution import twice\nclass TestCases(unittest.TestCase):\n  def setUp(self): self.value = 1\n  def test(self): self.assertEqual(twice(lambda x: x, self.value), 1)"},
+        {"pytest": "import unittest\nclass TestCases(unittest.TestCase):\n  def test(self):\n    with self.assertRaises(KeyError): find(1)"},
+    ]);
+    let wrong = json!([
+        {"assertion": "assert numbers(2) == [0, 1]"},
+        {"assertion": "assert count('aab') == {'a': 2}"},
+        {"assertion": "twice(lambda x: 1 / 0, 2)"},
+        {"pytest": "class TestSum:\n  def test_value(self): assert False"},
+        {"pytest": "class TestSum:\n  pass"},
+        {"pytest": "import unittest\nclass TestCases(unittest.TestCase):\n  def test(self): self.assertEqual(1, 2)"},
+        {"pytest": "import unittest\nclass TestCases(unittest.TestCase):\n  pass"},
     ]);
     in_each_tier(|sandbox| {
-        for (name, source) in FORGERIES {
-            let found = verdict(sandbox, Language::Python, source, &tests);
-            assert_eq!((found.passed(), found.cases.len()), (0, 4), "{name}: {found:?}");
-        }
-        let found = verdict(sandbox, Language::Python, "def f(x): return x * x\nprint(4)", &tests);
-        assert!(found.is_solved(), "{found:?}");
+        let found = verdict(sandbox, Language::Python, LIBRARY, &tests);
+        assert!(found.is_solved(), "{:?}", found.cases);
+        let found = verdict(sandbox, Language::Python, LIBRARY, &wrong);
+        assert_eq!(found.passed(), 0, "{:?}", found.cases);
     });
 }
 
@@ -235,7 +209,7 @@ fn limits_are_told_from_wrong_results() {
     }
     in_each_tier(|sandbox| {
         let limits = Limits { wall: Duration::from_secs(1), ..Limits::default() };
-        let judge = CodeJudge::new(sandbox.clone(), limits, Vec::new());
+        let judge = CodeJudge::new(sandbox.clone(), 4, limits, Vec::new());
         let list = cases(&json!([{"stdout": ""}])).unwrap();
         let soon = Instant::now() + Duration::from_mins(5);
         let found = judge.judge(Language::Python, "while True: input", &list, false, soon).unwrap();

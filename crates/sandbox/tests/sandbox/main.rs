@@ -5,10 +5,13 @@
 #![expect(clippy::print_stderr, reason = "a test tells what it leaves out")]
 
 mod code;
+mod forgeries;
 mod isolation;
 mod limits;
 mod programs;
 mod resources;
+mod server;
+mod tiers;
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -16,9 +19,11 @@ use std::time::Duration;
 use rloom_core::Program;
 use rloom_sandbox::{Choice, Ending, Execution, InputFile, Limits, Sandbox};
 
-/// The helper of this crate's tests.
+/// The helper of this crate's tests. `RLOOM_TEST_HELPER` names a copy that other users can run.
 fn helper() -> Program {
-    Program { path: env!("CARGO_BIN_EXE_sandbox-helper").into(), arguments: Vec::new() }
+    let path = std::env::var("RLOOM_TEST_HELPER");
+    let path = path.unwrap_or_else(|_| env!("CARGO_BIN_EXE_sandbox-helper").to_owned());
+    Program { path: path.into(), arguments: Vec::new() }
 }
 
 /// The sandboxes of the machine.

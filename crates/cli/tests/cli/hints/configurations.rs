@@ -39,8 +39,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("only `cluster.cpu_nodes` above 0 reads it", &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4"], "only `cluster.cpu_nodes` above 0 reads it",
         &[&["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4", "cluster.cpu_nodes=1"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),
     // Environments
-    mistake("set `{} = \"guess\"`, or remove the environment", &["environment.kind=guess"], "set `data.generator = \"guess\"`, or remove the environment", &[&["environment.kind=guess", "data.generator=guess"], &[]]),
-    mistake("environment.rs: set_guess(environment, data)", &["data.generator=guess"], "set `environment.kind = \"guess\"`", &[&["data.generator=guess", "environment.kind=guess"]]),
+    mistake("set `{} = \"{played}\"`, or remove the environment", &["environment.kind=guess"], "set `data.generator = \"guess\"`, or remove the environment", &[&["environment.kind=guess", "data.generator=guess"], &[]]),
+    mistake("environment.rs: set_game(environment, data)", &["data.generator=guess"], "set `environment.kind = \"guess\"`", &[&["data.generator=guess", "environment.kind=guess"]]),
     mistake("remove the component, or {}", &["reward.components=[{kind='exact'},{kind='environment'}]"], "remove the component, or set `environment.kind = \"guess\"` and `data.generator = \"guess\"`",
         &[&["reward.components=[{kind='exact'}]"], &["reward.components=[{kind='exact'},{kind='environment'}]", "environment.kind=guess", "data.generator=guess"]]),
     mistake("set `{} = \"group\"`, which is equivalent without steps; for steps, {} and reward them with the component `{{ kind = \"environment\" }}`", &["stage.rl.method=gigpo"],

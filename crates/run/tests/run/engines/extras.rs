@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rloom_core::{Attachment, Task};
+use rloom_core::{Attachment, RandomKey, Task};
 use rloom_engine::{CandidateIds, PackedBatch};
 use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Start};
 use rloom_text::Tokenizer;
@@ -73,9 +73,10 @@ impl Environment for WithPictures {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(async move {
-            let start = SingleTurn.start(task, tokenizer).await?;
+            let start = SingleTurn.start(task, tokenizer, random).await?;
             let media_type = "image/test".to_owned();
             let attachment = Attachment { media_type, position: 0, data: Arc::from(picture(task.index)) };
             Ok(Start { attachments: vec![attachment], ..start })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rloom_collect::EpisodeSettings;
-use rloom_core::Task;
+use rloom_core::{RandomKey, Task};
 use rloom_engine::TrainProgress;
 use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Start};
 use rloom_reward::{Completion, JudgeError, OnError, Reward, Scorer, Verdict};
@@ -115,9 +115,10 @@ impl Environment for FaultyEnvironment {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
+        random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         if task.index != self.task {
-            return SingleTurn.start(task, tokenizer);
+            return SingleTurn.start(task, tokenizer, random);
         }
         match &self.fault {
             Fault::Hang => Box::pin(std::future::pending()),

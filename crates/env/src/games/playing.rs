@@ -1,0 +1,131 @@
+use std::future::ready;
+
+use rloom_core::{RandomKey, Task};
+use rloom_text::{TextError, Tokenizer};
+
+use super::{Draws, Game, Rules};
+use crate::dialogue::Dialogue;
+use crate::environment::View;
+use crate::{
+    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
+};
+
+/// Observation after a turn that is not a legal move, in a plain prompt.
+const ILLEGAL: &str = "?";
+
+/// The environment of a game.
+#[derive(Debug, Clone)]
+pub(crate) struct Playing<R> {
+    pub(crate) rules: R,
+    pub(crate) limits: Limits,
+}
+
+/// Settings that all games have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) max_turns: u32,
+    pub(crate) illegal_reward: f64,
+    pub(crate) illegal_ends: bool,
+}
+
+/// An answer without a game.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("the answer {answer:?} does not contain a game")]
+#[diagnostic(help("write it as {form}, like the `{game}` generator"))]
+struct InvalidGame {
+    answer: String,
+    game: &'static str,
+    form: &'static str,
+}
+
+impl<R: Rules> Playing<R> {
+    fn begin(&self, task: &Task, tokenizer: &Tokenizer, random: RandomKey) -> Result<Start, EnvError> {
+        let game = self.rules.begin(&task.answer, Draws::chance(random)).ok_or_else(|| {
+            let invalid = InvalidGame { answer: task.answer.clone(), game: R::NAME, form: R::START };
+            EnvError::Failed { name: R::NAME.to_owned(), task: task.index, source: Box::new(invalid) }
+        })?;
+        let prompt = render_prompt(tokenizer, &task.prompt)
+            .map_err(|source| EnvError::Text { task: task.index, source })?;
+        let state = Some(game.state());
+        let interaction = Play {
+            task: task.index,
+            dialogue: Dialogue::new(&task.prompt, tokenizer),
+            game,
+            suggestions: Draws::suggestions(random),
+            turns_left: self.limits.max_turns,
+            limits: self.limits,
+        };
+        Ok(Start { prompt, attachments: Vec::new(), state, interaction: Box::new(interaction) })
+    }
+}
+
+impl<R: Rules> Environment for Playing<R> {
+    fn name(&self) -> &'static str {
+        R::NAME
+    }
+
+    fn start<'a>(
+        &'a self,
+        task: &'a Task,
+        tokenizer: &'a Tokenizer,
+        random: RandomKey,
+    ) -> BoxFuture<'a, Result<Start, EnvError>> {
+        Box::pin(ready(self.begin(task, tokenizer, random)))
+    }
+}
+
+#[derive(Debug)]
+struct Play {
+    task: u64,
+    dialogue: Dialogue,
+    game: Box<dyn Game>,
+    suggestions: Draws,
+    turns_left: u32,
+    limits: Limits,
+}
+
+impl Interaction for Play {
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
+        let task = self.task;
+        Box::pin(ready(self.respond(turn).map_err(|source| EnvError::Text { task, source })))
+    }
+
+    fn suggest(&mut self) -> Option<String> {
+        let moves = self.game.moves();
+        let chosen = self.suggestions.index(moves.len());
+        moves.into_iter().nth(chosen)
+    }
+
+    fn view(&self) -> Option<View> {
+        Some(View { board: self.game.board(), moves: self.game.moves() })
+    }
+}
+
+impl Play {
+    fn respond(&mut self, turn: &Turn) -> Result<Response, TextError> {
+        let written = self.dialogue.read(turn)?;
+        let text = written.trim();
+        self.turns_left = self.turns_left.saturating_sub(1);
+        // A truncated turn may be a prefix of another one.
+        let played = if turn.stop.is_truncated() { None } else { self.game.play(text) };
+        let (reward, observation) = match played {
+            Some(played) => (played.reward, played.observation),
+            None if self.limits.illegal_ends => (self.limits.illegal_reward, None),
+            None => (self.limits.illegal_reward, Some(self.refusal())),
+        };
+        let Some(observation) = observation.filter(|_| self.turns_left > 0) else {
+            return Ok(Response { next: Next::Done, reward: Some(reward) });
+        };
+        let tokens = self.dialogue.observe(turn, &written, &observation)?;
+        let next = Next::Observation(Observation { tokens, state: Some(self.game.state()) });
+        Ok(Response { next, reward: Some(reward) })
+    }
+
+    /// Observation after a turn that is not a legal move.
+    fn refusal(&self) -> String {
+        if self.dialogue.is_plain() {
+            return ILLEGAL.to_owned();
+        }
+        format!("That is not a legal move. Legal moves: {}", self.game.moves().join(", "))
+    }
+}

@@ -1,0 +1,277 @@
+//! Tic-tac-toe against a built-in opponent.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use rloom_core::{SettingError, ValueRange};
+
+use super::settings::game_settings;
+use super::{Draws, Game, Observe, Opponent, Played, Rules, digit};
+
+game_settings! {
+    /// Tic-tac-toe against a built-in opponent.
+    ///
+    /// A move is the number of a cell, from `1` (top left) to `9` (bottom right). The observation is the board after the
+    /// opponent's move, `X.O/.../...`, or that move alone. A win earns 1 and a loss −1.
+    TicTacToeSettings turns 9 {
+        /// The opponent.
+        opponent: Opponent = Opponent::Random,
+        /// Reward of a draw, from −1 to 1; with 1 a draw counts as success.
+        draw_reward: f64 = 0.0,
+        /// What the policy sees after a move.
+        observation: Observe = Observe::Board,
+    }
+}
+
+impl Rules for TicTacToeSettings {
+    const NAME: &'static str = "tic_tac_toe";
+    const ALPHABET: &'static str = "123456789XO./?";
+    const START: &'static str = "the policy's mark and a board, such as `X .../.../...`";
+
+    fn check(&self) -> Result<(), SettingError> {
+        ValueRange::between(-1.0, 1.0).check("draw_reward", self.draw_reward)
+    }
+
+    fn begin(&self, answer: &str, draws: Draws) -> Option<Box<dyn Game>> {
+        let (mark, board) = answer.trim().split_once(' ')?;
+        let board = Board::read(board)?;
+        let mark = match mark {
+            "X" => Mark::X,
+            "O" => Mark::O,
+            _ => return None,
+        };
+        let is_open = board.result().is_none() && board.mover() == mark;
+        is_open.then(|| Box::new(Match { settings: *self, mark, board, draws }) as Box<dyn Game>)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Mark {
+    X,
+    O,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Board([Option<Mark>; 9]);
+
+const LINES: [[usize; 3]; 8] =
+    [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
+
+impl Board {
+    fn read(text: &str) -> Option<Self> {
+        let mut cells = [None; 9];
+        let mut rows = 0;
+        for (r, row) in text.split('/').enumerate() {
+            if r >= 3 || row.len() != 3 {
+                return None;
+            }
+            for (c, cell) in row.bytes().enumerate() {
+                cells[3 * r + c] = match cell {
+                    b'X' => Some(Mark::X),
+                    b'O' => Some(Mark::O),
+                    b'.' => None,
+                    _ => return None,
+                };
+            }
+            rows += 1;
+        }
+        let board = Self(cells);
+        let (x, o) = (board.count(Mark::X), board.count(Mark::O));
+        (rows == 3 && (x == o || x == o + 1)).then_some(board)
+    }
+
+    fn count(&self, mark: Mark) -> usize {
+        self.0.iter().filter(|cell| **cell == Some(mark)).count()
+    }
+
+    /// The mark that moves next.
+    fn mover(&self) -> Mark {
+        if self.count(Mark::X) == self.count(Mark::O) { Mark::X } else { Mark::O }
+    }
+
+    fn with(mut self, cell: usize) -> Self {
+        self.0[cell] = Some(self.mover());
+        self
+    }
+
+    fn empty(&self) -> Vec<usize> {
+        (0..9).filter(|&cell| self.0[cell].is_none()).collect()
+    }
+
+    /// The winner, `Some(None)` for a draw, `None` while the game is open.
+    fn result(&self) -> Option<Option<Mark>> {
+        for line in LINES {
+            let first = self.0[line[0]];
+            if first.is_some() && line.iter().all(|&cell| self.0[cell] == first) {
+                return Some(first);
+            }
+        }
+        self.0.iter().all(Option::is_some).then_some(None)
+    }
+
+    /// Value for the mark that moves next, if both play their best: 1, 0 or −1.
+    fn value(&self) -> i8 {
+        VALUES.get(self).copied().unwrap_or_default()
+    }
+
+    /// The best moves of the mark that moves next.
+    fn best(&self) -> Vec<usize> {
+        let cells = self.empty();
+        let best = cells.iter().map(|&cell| -self.with(cell).value()).max();
+        cells.into_iter().filter(|&cell| Some(-self.with(cell).value()) == best).collect()
+    }
+
+    fn text(&self, separator: &str) -> String {
+        let cell = |cell: &Option<Mark>| match cell {
+            Some(Mark::X) => 'X',
+            Some(Mark::O) => 'O',
+            None => '.',
+        };
+        let rows: Vec<String> = self.0.chunks(3).map(|row| row.iter().map(cell).collect()).collect();
+        rows.join(separator)
+    }
+}
+
+/// Values of all boards that can occur.
+static VALUES: LazyLock<HashMap<Board, i8>> = LazyLock::new(|| {
+    let mut values = HashMap::new();
+    evaluate(Board([None; 9]), &mut values);
+    values
+});
+
+fn evaluate(board: Board, values: &mut HashMap<Board, i8>) -> i8 {
+    if let Some(&value) = values.get(&board) {
+        return value;
+    }
+    let value = match board.result() {
+        // Only the mark that moved last can have won.
+        Some(Some(_)) => -1,
+        Some(None) => 0,
+        None => board.empty().into_iter().map(|cell| -evaluate(board.with(cell), values)).max().unwrap_or(0),
+    };
+    values.insert(board, value);
+    value
+}
+
+#[derive(Debug)]
+struct Match {
+    settings: TicTacToeSettings,
+    mark: Mark,
+    board: Board,
+    draws: Draws,
+}
+
+impl Match {
+    /// The end of the game, if it is over.
+    fn end(&self) -> Option<Played> {
+        Some(Played::over(match self.board.result()? {
+            Some(winner) if winner == self.mark => 1.0,
+            Some(_) => -1.0,
+            None => self.settings.draw_reward,
+        }))
+    }
+}
+
+impl Game for Match {
+    fn play(&mut self, text: &str) -> Option<Played> {
+        let cell = digit(text)?.checked_sub(1).filter(|&cell| self.board.0[cell].is_none())?;
+        self.board = self.board.with(cell);
+        if let Some(end) = self.end() {
+            return Some(end);
+        }
+        let cells = match self.settings.opponent {
+            Opponent::Random => self.board.empty(),
+            Opponent::Best => self.board.best(),
+        };
+        let reply = self.draws.choose(&cells)?;
+        self.board = self.board.with(reply);
+        Some(self.end().unwrap_or_else(|| {
+            Played::next(match self.settings.observation {
+                Observe::Board => self.board.text("/"),
+                Observe::Move => (reply + 1).to_string(),
+            })
+        }))
+    }
+
+    fn moves(&self) -> Vec<String> {
+        self.board.empty().into_iter().map(|cell| (cell + 1).to_string()).collect()
+    }
+
+    fn state(&self) -> String {
+        self.board.text("/")
+    }
+
+    fn board(&self) -> String {
+        self.board.text("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Probabilities that X wins, draws and loses, when X and O choose uniformly among the moves that they are given.
+    fn outcomes(board: Board, x: fn(&Board) -> Vec<usize>, o: fn(&Board) -> Vec<usize>) -> [f64; 3] {
+        match board.result() {
+            Some(Some(Mark::X)) => return [1.0, 0.0, 0.0],
+            Some(Some(Mark::O)) => return [0.0, 0.0, 1.0],
+            Some(None) => return [0.0, 1.0, 0.0],
+            None => {}
+        }
+        let moves = if board.mover() == Mark::X { x(&board) } else { o(&board) };
+        let mut sum = [0.0; 3];
+        for &cell in &moves {
+            for (total, p) in sum.iter_mut().zip(outcomes(board.with(cell), x, o)) {
+                *total += p / moves.len() as f64;
+            }
+        }
+        sum
+    }
+
+    /// The move of the mark that moves next with the most wins less losses, if the other mark moves at random.
+    fn best_against_random(board: &Board) -> Vec<usize> {
+        let value = |cell: usize| {
+            let next = board.with(cell);
+            let ([won, _, lost], sign) = match board.mover() {
+                Mark::X => (outcomes(next, best_against_random, Board::empty), 1.0),
+                Mark::O => (outcomes(next, Board::empty, best_against_random), -1.0),
+            };
+            sign * (won - lost)
+        };
+        let values: Vec<(usize, f64)> = board.empty().into_iter().map(|cell| (cell, value(cell))).collect();
+        let most = values.iter().map(|(_, value)| *value).fold(-1.0, f64::max);
+        values.into_iter().find(|(_, value)| *value == most).map(|(cell, _)| cell).into_iter().collect()
+    }
+
+    fn assert_near(found: [f64; 3], expected: [f64; 3]) {
+        let is_near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.0006);
+        assert!(is_near, "{found:?}, expected {expected:?}");
+    }
+
+    #[test]
+    fn random_and_best_players_have_their_known_figures() {
+        let empty = Board([None; 9]);
+        let (random, best): (fn(&Board) -> _, fn(&Board) -> _) = (Board::empty, Board::best);
+        assert_near(outcomes(empty, random, random), [0.585, 0.127, 0.288]);
+        assert_near(outcomes(empty, best_against_random, random), [0.995, 0.005, 0.0]);
+        assert_near(outcomes(empty, random, best_against_random), [0.007, 0.060, 0.932]);
+        // The built-in opponent never loses, but expects the best moves, so it wins less against random ones.
+        assert_near(outcomes(empty, best, random), [0.968, 0.032, 0.0]);
+        assert_near(outcomes(empty, random, best), [0.0, 0.2225, 0.7775]);
+        assert_near(outcomes(empty, best, best), [0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn boards_that_cannot_occur_are_refused() {
+        for wrong in ["", ".../...", ".../.../.../...", "OO./.../...", "XXX/.../...", "x../.../...", "X..."] {
+            let board = Board::read(wrong);
+            assert_eq!(board, None, "{wrong:?}");
+        }
+        let settings = TicTacToeSettings::default();
+        let draws = || Draws::chance(rloom_core::RandomKey::new(1, 0, rloom_core::Purpose::Rollout, 1));
+        for wrong in ["O .../.../...", "X X../.../...", "X XXX/OO./...", ".../.../...", "Y .../.../..."] {
+            assert!(settings.begin(wrong, draws()).is_none(), "{wrong:?}");
+        }
+        assert!(settings.begin("O X../.../...", draws()).is_some());
+    }
+}

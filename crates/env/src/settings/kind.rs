@@ -1,0 +1,60 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::SettingError;
+use rloom_function::Host;
+
+use super::EnvironmentUnusable;
+use crate::Environment;
+
+/// Settings of one kind of environment. The defaults are those of a game of this program.
+pub(crate) trait Kind {
+    /// Checks the settings.
+    fn validate(&self) -> Result<(), SettingError>;
+
+    /// Maximum number of turns in an episode.
+    fn max_turns(&self) -> usize;
+
+    /// True if the environment gives step rewards.
+    fn has_steps(&self) -> bool {
+        true
+    }
+
+    /// True if the environment reads the reference answers of tasks.
+    fn reads_answer(&self) -> bool {
+        true
+    }
+
+    /// True if the environment plays only tasks of the generator with its name, which files may contain as well.
+    fn is_game(&self) -> bool {
+        true
+    }
+
+    /// All characters of the observations.
+    fn alphabet(&self) -> &str;
+
+    /// Makes paths absolute.
+    fn make_absolute(&mut self) {}
+
+    /// The Python function, if it is one.
+    fn python_function(&self) -> Option<&str> {
+        None
+    }
+
+    /// Number of processes of a Python function.
+    fn processes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Checks what the environment needs on the machines of `host` or on this one.
+    fn check(&self, _host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        Ok(())
+    }
+
+    /// Creates the environment.
+    fn environment(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn Environment>, EnvironmentUnusable>;
+}

@@ -1,0 +1,120 @@
+//! Settings of environments: the table of kinds and what each has to provide.
+//!
+//! To add an environment, write its file with its settings, which implement [`Kind`] and list their keys with `keys!`, and
+//! give it a line in the table below.
+
+mod flat;
+mod kind;
+mod table;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::SettingError;
+use rloom_function::{FunctionError, Host, PythonEnvironment};
+
+pub(crate) use kind::Kind;
+
+use crate::games::{
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
+    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+};
+use crate::single_turn::NoKeys;
+use crate::{Environment, GuessSettings};
+
+table::environments! {
+    /// One completion per prompt. The default.
+    SingleTurn(NoKeys) = "single_turn";
+    /// The number-guessing game.
+    Guess(GuessSettings) = "guess",
+    /// A bandit with several arms.
+    Bandit(BanditSettings) = "bandit",
+    /// Blackjack with the moves hit and stand.
+    Blackjack(BlackjackSettings) = "blackjack",
+    /// Connect Four against a built-in opponent.
+    ConnectFour(ConnectFourSettings) = "connect_four",
+    /// Frozen lake: walk over the ice to the goal.
+    FrozenLake(FrozenLakeSettings) = "frozen_lake",
+    /// Kuhn poker against a built-in opponent.
+    KuhnPoker(KuhnPokerSettings) = "kuhn_poker",
+    /// Sokoban: push boxes onto goals.
+    Sokoban(SokobanSettings) = "sokoban",
+    /// Sudoku on a grid of 4×4.
+    Sudoku(SudokuSettings) = "sudoku",
+    /// Tic-tac-toe against a built-in opponent.
+    TicTacToe(TicTacToeSettings) = "tic_tac_toe",
+    /// Wordle: find a secret word.
+    Wordle(WordleSettings) = "wordle",
+    /// A Python class or generator function.
+    Python(PythonEnvironment) = "python",
+}
+
+/// An environment that cannot be created.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("`environment`: {0}")]
+#[diagnostic(forward(0))]
+pub struct EnvironmentUnusable(#[from] FunctionError);
+
+impl EnvironmentSettings {
+    /// Checks the settings.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        self.kind().validate()
+    }
+
+    /// Maximum number of turns in an episode.
+    pub fn max_turns(&self) -> usize {
+        self.kind().max_turns()
+    }
+
+    /// True if the environment gives step rewards.
+    pub fn has_steps(&self) -> bool {
+        self.kind().has_steps()
+    }
+
+    /// True if the environment reads the reference answers of tasks.
+    pub fn reads_answer(&self) -> bool {
+        self.kind().reads_answer()
+    }
+
+    /// The generator whose tasks the environment plays; `None` if it plays those of any generator.
+    pub fn generator(&self) -> Option<&'static str> {
+        self.kind().is_game().then_some(self.name())
+    }
+
+    /// All characters of the observations, for the alphabet of a character tokenizer.
+    pub fn alphabet(&self) -> &str {
+        self.kind().alphabet()
+    }
+
+    /// Makes the path of a Python file absolute, so that it does not depend on the working directory.
+    pub fn make_absolute(&mut self) {
+        if let Some(kind) = self.kind_mut() {
+            kind.make_absolute();
+        }
+    }
+
+    /// The Python function, if it is one: `file.py:name` or `caller:name`.
+    pub fn python_function(&self) -> Option<&str> {
+        self.kind().python_function()
+    }
+
+    /// Number of processes of a Python function; `None` if it is none, or one of the caller's process.
+    pub fn processes(&self) -> Option<usize> {
+        self.kind().processes()
+    }
+
+    /// Loads the Python function, if it is one, on the machines of `host` or on this one.
+    pub fn check(&self, host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        self.kind().check(host)
+    }
+
+    /// Creates the environment; `timeout` limits each answer of a Python function, whose processes start on the machines of
+    /// `host` or on this one.
+    pub fn environment(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
+        self.kind().environment(timeout, host)
+    }
+}
