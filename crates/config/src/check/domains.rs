@@ -86,8 +86,7 @@ fn check_curriculum(
     if section.value.quotas.is_empty() {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("curriculum")))
-                .at(section.origin_or_table("curriculum"), "there are no quotas that could follow it")
-                .hint(format!("set `{}`", section.name("quotas"))),
+                .at(section.origin_or_table("curriculum"), "there are no quotas that could follow it"),
         );
     }
     if let Some(domain) = section.value.quotas.keys().find(|domain| !reward.verified().contains(domain)) {

@@ -61,7 +61,7 @@ enum Engines {
     Servers,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 9] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -120,7 +120,43 @@ const KINDS: [Kind; 7] = [
         is_reproducible: false,
         engines: Engines::Servers,
     },
+    Kind {
+        name: "domains with filters",
+        schedule: &[
+            SOURCES,
+            QUOTAS,
+            CURRICULUM,
+            EVAL_SETS,
+            "domains.filters={easy={std=0.0},hard={mean=[0.1,2.0]}}",
+            "domains.max_draws=100",
+        ],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "domains with pinned versions",
+        schedule: &[
+            SOURCES,
+            QUOTAS,
+            CURRICULUM,
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
+
+const SOURCES: &str = "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=2.0},\
+                       {generator='arithmetic',operations=['+'],max_digits=2,domain='hard'}]";
+const QUOTAS: &str = "domains.quotas={easy=2.0,hard=1.0}";
+/// Any success is above the band, so that quotas change.
+const CURRICULUM: &str = "domains.curriculum={band=[0.0,0.0],floor=0.01,window=3}";
+const EVAL_SETS: &str =
+    "eval.sets=[{name='more',tasks=4,data={generator='arithmetic',operations=['+'],max_digits=2}}]";
 
 /// A shell script that gives the completions of a group the rewards 0, 1, 0, 1; it fails for other numbers of completions.
 /// Where [`DIES`] is set, each of its processes kills itself in its sixth request.
@@ -335,8 +371,9 @@ impl TrainedSteps {
                 );
             }
         }
+        let filters = stage.rollout.as_ref().is_some_and(|rollout| rollout.domains.replaces_groups());
         assert!(
-            tickets.into_iter().eq(0..stage.steps * stage.groups_per_batch),
+            filters || tickets.into_iter().eq(0..stage.steps * stage.groups_per_batch),
             "a group was not trained on"
         );
         check_events(kind, config);
@@ -542,6 +579,16 @@ fn campaign(kind: usize, seed: u64) {
 #[test]
 fn runs_with_judged_groups_end_in_the_same_bytes() {
     kill(5);
+}
+
+#[test]
+fn runs_with_quotas_filters_and_a_curriculum_end_in_the_same_bytes() {
+    kill(7);
+}
+
+#[test]
+fn pinned_runs_with_quotas_and_a_curriculum_end_in_the_same_bytes() {
+    kill(8);
 }
 
 #[test]
