@@ -170,6 +170,25 @@ impl Dataset {
         }
     }
 
+    /// The task with an index, as [`Task::index`] has it.
+    pub fn find(&self, index: u64) -> Result<Option<Task>, DataError> {
+        match &self.tasks {
+            // Rows are numbered in their order.
+            Tasks::Rows { rows, .. } => {
+                let found = rows.tasks.binary_search_by_key(&index, |task| task.index);
+                Ok(found.ok().map(|position| rows.tasks[position].clone()))
+            }
+            Tasks::Generated(_) if index >= self.len() => Ok(None),
+            Tasks::Generated(_) => self.get(index).map(Some),
+            Tasks::Mixed(parts) => {
+                let part = parts.iter().rev().find(|part| part.first_index <= index);
+                let Some(part) = part else { return Ok(None) };
+                let found = part.dataset.find(index - part.first_index)?;
+                Ok(found.map(|task| Task { index, ..task }))
+            }
+        }
+    }
+
     /// True if the tasks are generated instead of read from files.
     pub fn is_generated(&self) -> bool {
         match &self.tasks {

@@ -122,6 +122,11 @@ fn every_task_of_every_source_is_used_once_per_epoch() {
     }
     let indices: Vec<u64> = dataset.iter().map(|task| task.unwrap().index).collect();
     assert_eq!(indices, (0..10).collect::<Vec<u64>>());
+    for task in dataset.iter() {
+        let task = task.unwrap();
+        assert_eq!(dataset.find(task.index).unwrap(), Some(task));
+    }
+    assert_eq!(dataset.find(10).unwrap(), None);
     assert!(dataset.location(8).unwrap().to_string().ends_with("b.jsonl:2"));
 }
 
