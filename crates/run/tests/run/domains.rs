@@ -156,16 +156,16 @@ fn a_curriculum_follows_the_measured_success() {
     let config = config(
         &folder,
         &[
-            "stage.warmup.steps=60",
+            "stage.warmup.steps=150",
             "domains.quotas={easy=1.0,hard=1.0}",
-            "domains.curriculum={band=[0.0,0.0],floor=0.1,window=2}",
+            "domains.curriculum={band=[0.0,0.0],floor=0.4,window=4}",
         ],
     );
     train(&config).unwrap();
     let (steps, _) = metrics(&config.run_directory());
     for step in &steps {
         let [easy, hard] = ["easy", "hard"].map(|domain| 1.0 - step[&format!("domain/success/{domain}")]);
-        let expected = easy.max(0.1) / (easy.max(0.1) + hard.max(0.1));
+        let expected = easy.max(0.4) / (easy.max(0.4) + hard.max(0.4));
         assert!((step["domain/quota/easy"] - expected).abs() < 1e-12);
     }
     let last = steps.last().unwrap();
