@@ -410,11 +410,12 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     /// Checks the number of episodes, of a group or of an evaluation, that failures of rewards leave out.
     pub(crate) fn check_dropped<'a>(
         &self,
-        rewards: impl ExactSizeIterator<Item = &'a Rewards>,
+        rewards: impl ExactSizeIterator<Item = (&'a Task, &'a Rewards)>,
     ) -> Result<(), CollectError> {
         let scorer = &self.settings.scorer;
         let (episodes, share) = (rewards.len(), scorer.max_dropped());
-        let failures: Vec<&str> = rewards.filter_map(|rewards| scorer.failure(rewards)).collect();
+        let failures: Vec<&str> =
+            rewards.filter_map(|(task, rewards)| scorer.failure(&task.domain, rewards)).collect();
         match failures.last() {
             Some(&last) if failures.len() as f64 > share * episodes as f64 => {
                 let (dropped, last) = (failures.len(), last.to_owned());

@@ -41,13 +41,18 @@ impl PromptFormat {
         Ok(())
     }
 
+    /// True if plain prompts become conversations.
+    pub fn is_conversation(&self) -> bool {
+        self.chat.unwrap_or(self.system.is_some())
+    }
+
     /// Formats a plain prompt.
     pub fn plain(&self, prompt: String) -> PromptSource {
         let text = match &self.template {
             Some(template) => template.replace(PLACEHOLDER, &prompt),
             None => prompt,
         };
-        if self.chat.unwrap_or(self.system.is_some()) {
+        if self.is_conversation() {
             let system = self.system.iter().map(|s| ChatMessage::new("system", s));
             PromptSource::Messages(system.chain([ChatMessage::new("user", text)]).collect())
         } else {

@@ -32,7 +32,14 @@ fn assert_round_trip(config: &Config) {
 
 #[test]
 fn recipes_are_valid_and_round_trip() {
-    for name in ["arithmetic.toml", "frozen-lake.toml", "gsm8k.toml", "guess.toml", "tic-tac-toe.toml"] {
+    for name in [
+        "arithmetic.toml",
+        "frozen-lake.toml",
+        "gsm8k.toml",
+        "guess.toml",
+        "mixed-domains.toml",
+        "tic-tac-toe.toml",
+    ] {
         assert_round_trip(&recipe(name));
     }
 }

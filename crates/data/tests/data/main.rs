@@ -6,6 +6,7 @@ mod hostile;
 mod hub;
 mod jsonl;
 mod made_parquet;
+mod mixtures;
 mod parquet;
 mod rows;
 mod settings;

@@ -1,6 +1,7 @@
 //! Whole runs.
 
 mod changes;
+mod domains;
 mod engines;
 mod exactness;
 mod failures;
