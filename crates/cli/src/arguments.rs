@@ -12,7 +12,7 @@ use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 pub(crate) use self::node::{Guard, Node};
-pub(crate) use self::reward::{Reward, RewardTest};
+pub(crate) use self::reward::{Calibrate, Reward, RewardTest};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -75,7 +75,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Algo,
     },
-    /// Test the reward of a recipe before training.
+    /// Test the reward of a recipe before training, and calibrate its judges.
     Reward {
         #[command(subcommand)]
         command: Reward,

@@ -210,3 +210,22 @@ impl Reward for CodeReward {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_leaves_no_setting_of_the_sandbox_unread() {
+        let url = Some("http://127.0.0.1:8080/run_code".to_owned());
+        let server = Code { url, ..Code::default() };
+        assert_eq!(server.validate(), Ok(()));
+        let sandboxed = Code { sandbox: Choice::Landlock, ..server.clone() };
+        let error = sandboxed.validate().unwrap_err();
+        assert_eq!(error, ComponentError::UnreadByServer { key: "sandbox" });
+        let readable = Code { readable: vec!["/opt/conda".into()], ..server.clone() };
+        assert_eq!(readable.validate(), Err(ComponentError::UnreadByServer { key: "readable" }));
+        let no_address = Code { url: Some("127.0.0.1".to_owned()), ..server };
+        assert!(no_address.validate().unwrap_err().to_string().contains("`http://`"));
+    }
+}

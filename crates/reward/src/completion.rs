@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rloom_core::{SampleKey, StopReason, Task};
 use rloom_function::Host;
 
+use crate::judge::JudgeModels;
 use crate::{ComponentError, JudgeError};
 
 /// A completion to judge, with its context.
@@ -102,6 +103,11 @@ pub trait Reward: Debug + Send + Sync {
 
     /// Has its processes start on other machines, if it has any. Called before it judges.
     fn place(&self, _host: Arc<dyn Host>) {}
+
+    /// Opens the models that it computes in this process, if it has any. Called before it judges.
+    fn open_models(&self, _models: &dyn JudgeModels) -> Result<(), JudgeError> {
+        Ok(())
+    }
 
     /// Checks that it can judge. Called before a run starts.
     fn prepare(&self) -> Result<(), JudgeError> {

@@ -6,6 +6,7 @@ use rloom_function::FunctionError;
 use rloom_sandbox::SandboxError;
 use rloom_sandbox::code::CaseError;
 
+use crate::judge::{CalibrationError, ModelError};
 use crate::{RowProblem, SchemaError};
 
 /// A failure of a component to judge a completion.
@@ -76,6 +77,14 @@ pub enum JudgeError {
         /// Index of the task in its dataset.
         task: u64,
     },
+    /// A judge that gave no verdict.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Model(Box<ModelError>),
+    /// A judge that may not be trained on.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Calibration(Box<CalibrationError>),
     /// A row that the component cannot use.
     #[error("task {task}: {problem}")]
     Row {
@@ -103,6 +112,21 @@ impl From<ComponentError> for JudgeError {
 impl From<FunctionError> for JudgeError {
     fn from(error: FunctionError) -> Self {
         Self::Function(Box::new(error))
+    }
+}
+
+impl From<ModelError> for JudgeError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}
+
+impl From<CalibrationError> for JudgeError {
+    fn from(error: CalibrationError) -> Self {
+        match error {
+            CalibrationError::Model(error) => error.into(),
+            error => Self::Calibration(Box::new(error)),
+        }
     }
 }
 

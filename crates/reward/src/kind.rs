@@ -1,6 +1,7 @@
 //! The kinds of components.
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rloom_core::{ValueRange, field_names};
@@ -12,9 +13,9 @@ use serde_json::Value;
 use crate::flat_table::OwnKeys;
 use crate::function::FunctionSettings;
 use crate::{
-    Code, ComponentError, ComponentSettings, Countdown, Diversity, DomainSet, EnvironmentReward, Exact,
-    Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, MultipleChoice, Numeric, Overlap,
-    Random, RegularExpression, Repetition, Reward,
+    Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, DomainSet, EnvironmentReward,
+    Exact, Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge,
+    MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.
@@ -36,6 +37,16 @@ pub(crate) trait KindSettings: Debug {
     /// True if a function outside of this program computes it.
     fn is_function(&self) -> bool {
         false
+    }
+
+    /// True if `solved_at` makes it a verifier.
+    fn takes_solved_at(&self) -> bool {
+        self.is_function()
+    }
+
+    /// Files that its values depend on.
+    fn files(&self) -> Vec<PathBuf> {
+        Vec::new()
     }
 
     /// True if it has to be checked on the machine before a run.
@@ -274,6 +285,10 @@ kinds! {
     Command(CommandFunction) = "command",
     /// A server.
     Http(HttpFunction) = "http",
+    /// A language model that judges.
+    Judge(ModelJudge) = "judge",
+    /// A reward model behind a server.
+    Classifier(Classifier) = "classifier",
 }
 
 impl Kind {
@@ -285,6 +300,16 @@ impl Kind {
     /// True if a function outside of this program computes it.
     pub fn is_function(&self) -> bool {
         self.settings().is_function()
+    }
+
+    /// True if `solved_at` makes it a verifier.
+    pub fn takes_solved_at(&self) -> bool {
+        self.settings().takes_solved_at()
+    }
+
+    /// Files that its values depend on, besides the files of functions.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.settings().files()
     }
 
     /// Number of processes that compute it; `None` if this program, the caller's process or a server does.

@@ -10,6 +10,7 @@ use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 use rloom_function::Host;
 
 use crate::domains::outcome_index;
+use crate::judge::JudgeModels;
 use crate::settings::MAX_DROPPED;
 use crate::{
     Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError, RewardSettings,
@@ -187,6 +188,15 @@ impl Scorer {
                 reward.place(host);
             }
         }
+    }
+
+    /// Opens the models that components compute in this process.
+    pub fn open_models(&self, models: &dyn JudgeModels) -> Result<(), RewardError> {
+        for Component { name, reward, .. } in &self.components {
+            let opened = reward.open_models(models);
+            opened.map_err(|source| RewardError::Unusable { component: name.clone(), source })?;
+        }
+        Ok(())
     }
 
     /// Checks that all components can judge.

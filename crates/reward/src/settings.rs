@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rloom_core::ValueRange;
@@ -134,6 +135,11 @@ impl RewardSettings {
         for component in &mut self.components {
             component.kind.make_absolute();
         }
+    }
+
+    /// Files that rewards depend on, besides the files of functions.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.components.iter().flat_map(|component| component.kind.files()).collect()
     }
 
     /// Python functions of the components: `file.py:name` or `caller:name`.

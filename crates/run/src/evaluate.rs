@@ -35,7 +35,7 @@ pub fn evaluate(
     let embedded = RolloutSettings { timeout_seconds, ..RolloutSettings::default() };
     let settings = eval.rollout.embedded().unwrap_or(&embedded);
     let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
-    functions::check_evaluation(eval)?;
+    functions::check_evaluation(eval, &inputs.judges)?;
     let rows = inputs.prompt_check().evaluation(eval)?;
     let evaluator = inputs.evaluator(0, eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
     runtime::block_on(async {

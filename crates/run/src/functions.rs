@@ -10,7 +10,7 @@ use rloom_learn::{MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
-use crate::assembly::{FunctionHosts, eval_prefix};
+use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
 
 /// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate, on the machines of `hosts` or
 /// on this one.
@@ -20,6 +20,7 @@ pub(crate) fn check(
     config: &Config,
     first: usize,
     hosts: Option<&FunctionHosts>,
+    judges: &EmbeddedJudges,
 ) -> Result<Vec<(String, &'static str)>, RunError> {
     let mut sandboxes = Vec::new();
     let mut rewards: Vec<&RewardSettings> = Vec::new();
@@ -33,7 +34,7 @@ pub(crate) fn check(
             let host_of = |role: &str| hosts?.of(index, &format!("{prefix}{role}"));
             if let Some(reward) = reward.filter(|reward| !rewards.contains(reward)) {
                 rewards.push(reward);
-                sandboxes.extend(check_reward(reward, &host_of)?);
+                sandboxes.extend(check_reward(reward, &host_of, judges)?);
             }
             if !environments.contains(&environment) {
                 environments.push(environment);
@@ -49,16 +50,16 @@ pub(crate) fn check(
 }
 
 /// Loads the functions of an evaluation outside of a run.
-pub(crate) fn check_evaluation(eval: &EvalSettings) -> Result<(), RunError> {
+pub(crate) fn check_evaluation(eval: &EvalSettings, judges: &EmbeddedJudges) -> Result<(), RunError> {
     for (_, set) in eval.all_sets() {
-        check_reward(&set.reward, &|_| None)?;
+        check_reward(&set.reward, &|_| None, judges)?;
         set.environment.check(None)?;
     }
     Ok(())
 }
 
-/// The files of the Python functions of a configuration, each once. A missing one is an error of the function that is
-/// loaded from it.
+/// The files of the Python functions and of the judges' prompts of a configuration, each once. A missing one is an error of what
+/// is loaded from it.
 pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     let mut names: Vec<&str> = Vec::new();
     for stage in &config.stages {
@@ -76,8 +77,12 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
             names.extend(set.environment.iter().filter_map(EnvironmentSettings::python_function));
         }
     }
+    let rollouts = config.stages.iter().flat_map(|stage| &stage.rollout);
+    let of_sets = config.eval.iter().flat_map(|eval| &eval.sets).filter_map(|set| set.reward.as_ref());
+    let of_eval = config.eval.iter().map(|eval| &eval.reward).chain(of_sets);
+    let prompts = rollouts.map(|rollout| &rollout.reward).chain(of_eval).flat_map(RewardSettings::files);
     let mut files = Vec::new();
-    for file in names.into_iter().filter_map(function_file) {
+    for file in names.into_iter().filter_map(function_file).chain(prompts) {
         if file.is_file() && !files.contains(&file) {
             files.push(file);
         }
@@ -88,12 +93,14 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
 fn check_reward(
     reward: &RewardSettings,
     host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
+    judges: &EmbeddedJudges,
 ) -> Result<Vec<(String, &'static str)>, RunError> {
     if !reward.needs_machine() {
         return Ok(Vec::new());
     }
     let scorer = Scorer::new(reward, 0, 0)?;
     scorer.place(&|component| host_of(&format!("reward {component}")));
+    scorer.open_models(judges)?;
     scorer.prepare()?;
     Ok(scorer.sandboxes().map(|(name, tier)| (name.to_owned(), tier)).collect())
 }

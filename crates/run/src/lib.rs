@@ -6,6 +6,7 @@
 mod absolute_paths;
 pub mod assembly;
 mod auto_resume;
+mod calibrate;
 mod control;
 mod data_record;
 mod error;
@@ -27,6 +28,7 @@ mod stage_setup;
 mod start;
 mod train;
 
+pub use calibrate::calibrate_judge;
 pub use control::{ControlCommand, ControlReply, Processes, control, processes_of};
 pub use error::{NotRepeatable, RunError};
 pub use evaluate::evaluate;

@@ -22,7 +22,7 @@ use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerS
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::assembly::{FunctionHosts, eval_prefix};
+use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains};
@@ -71,6 +71,8 @@ pub struct RunInputs {
     pub hub: Arc<Hub>,
     /// Adjusts the settings of episodes.
     pub episode_hook: Option<EpisodeHook>,
+    /// Judges that this process computes.
+    pub judges: Arc<EmbeddedJudges>,
     /// Machines of functions; without them they run on this machine.
     pub functions: Option<FunctionHosts>,
 }
@@ -87,6 +89,7 @@ impl RunInputs {
             context: policy.context,
             vocabulary: policy.vocabulary,
             parameters: policy.parameters,
+            judges: Arc::new(EmbeddedJudges::new(Arc::clone(&hub), threads)),
             hub,
             episode_hook: None,
             functions: None,
@@ -109,6 +112,7 @@ impl RunInputs {
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         scorer.place(&|component| host_of(&format!("reward {component}")));
+        scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
             environment,
             tokenizer: Arc::clone(&self.tokenizer),

@@ -89,7 +89,7 @@ pub(crate) fn measure_prompts(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<KeptRows, RunError> {
-    for (reward, tier) in functions::check(config, first, inputs.functions.as_ref())? {
+    for (reward, tier) in functions::check(config, first, inputs.functions.as_ref(), &inputs.judges)? {
         events.emit(Event::Sandbox { reward, tier: tier.to_owned() });
     }
     let started = Instant::now();

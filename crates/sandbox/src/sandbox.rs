@@ -13,6 +13,8 @@ pub struct Sandbox {
     program: Program,
     tier: Tier,
     unavailable: Vec<Unavailable>,
+    #[cfg(target_os = "linux")]
+    pool: std::sync::Arc<crate::helper::Pool>,
 }
 
 impl Sandbox {
@@ -21,7 +23,13 @@ impl Sandbox {
     pub fn detect(program: &Program, choice: Choice) -> Result<Self, SandboxError> {
         let mut unavailable = Vec::new();
         for tier in choice.tiers() {
-            let sandbox = Self { program: program.clone(), tier: *tier, unavailable: unavailable.clone() };
+            let sandbox = Self {
+                program: program.clone(),
+                tier: *tier,
+                unavailable: unavailable.clone(),
+                #[cfg(target_os = "linux")]
+                pool: std::sync::Arc::default(),
+            };
             match sandbox.check() {
                 Ok(()) => return Ok(sandbox),
                 Err(reason) => unavailable.push(Unavailable { tier: *tier, reason }),
@@ -65,7 +73,7 @@ impl Sandbox {
 
     #[cfg(target_os = "linux")]
     fn run_in_helper(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
-        crate::helper::call(&self.program, self.tier, execution)
+        crate::helper::call(&self.program, self.tier, &self.pool, execution)
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -50,7 +50,7 @@ fn references_and_completions_are_judged() {
     sandbox.write(
         "completions.jsonl",
         "{\"task\": 0, \"completion\": \"so \\\\boxed{2}\"}\n{\"task\": 0, \"completion\": \"so \\\\boxed{3}\"}\n\n\
-         {\"task\": 2, \"completion\": \"no idea\\u001b[2J\", \"truncated\": true}\n",
+         {\"task\": 2, \"completion\": \"no idea\\u001b[J\", \"truncated\": true}\n",
     );
     let result = sandbox.run(&["reward", "test", "recipe.toml", "--completions", "completions.jsonl"]);
     assert_eq!(result.code, Some(1), "three of four references are read\n{}", result.text());

@@ -115,7 +115,7 @@ fn check_verifier(eval: &EvalDraft, problems: &mut Vec<Problem>) {
     }
     let problem = Problem::new(Code::Conflict, "no component of the reward verifies held-out tasks")
         .at(eval.reward.origin_or_table("components"), "none of them is a verifier");
-    problems.push(match components.iter().find(|c| c.kind.is_function()) {
+    problems.push(match components.iter().find(|c| c.kind.takes_solved_at()) {
         Some(function) => problem.hint(format!(
             "set `solved_at` in the component of kind `{}`: the reward from which on a task counts as solved",
             function.kind.name()

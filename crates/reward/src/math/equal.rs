@@ -340,13 +340,13 @@ impl Comparison<'_> {
     }
 }
 
-/// True if both expressions have the same value at a point; `None` if one of them has none.
+/// True if both expressions have the same value at a point; `None` if one of them has none, or it is too inaccurate.
 fn same_at(a: &Expression, b: &Expression, point: &Point<'_>) -> Option<bool> {
     if !a.is_complex()
         && !b.is_complex()
         && let (Some(a), Some(b)) = (evaluate(a, point), evaluate(b, point))
     {
-        return Some(a.is_same(&b, 0.0));
+        return a.agrees(&b, 0.0);
     }
     Some(evaluate_complex(a, point)?.is_same(&evaluate_complex(b, point)?))
 }

@@ -66,15 +66,22 @@ impl Value {
 
     /// True if the numbers are equal, or differ by at most `tolerance` relative to `self`.
     pub(crate) fn is_same(&self, other: &Self, tolerance: f64) -> bool {
+        self.agrees(other, tolerance) == Some(true)
+    }
+
+    /// As [`is_same`](Self::is_same); `None` if the rounding error is too large to tell.
+    pub(crate) fn agrees(&self, other: &Self, tolerance: f64) -> Option<bool> {
         if let (Self::Exact(a), Self::Exact(b)) = (self, other)
             && (a == b || tolerance == 0.0)
         {
-            return a == b;
+            return Some(a == b);
         }
-        let (Some(a), Some(b)) = (self.real(), other.real()) else { return false };
+        let (a, b) = (self.real()?, other.real()?);
         let error = a.error + b.error;
-        let certain = error <= MAX_ERROR * a.value.abs().max(1.0);
-        certain && (a.value - b.value).abs() <= error + tolerance * a.value.abs()
+        if error > MAX_ERROR * a.value.abs().max(1.0) {
+            return None;
+        }
+        Some((a.value - b.value).abs() <= error + tolerance * a.value.abs())
     }
 }
 

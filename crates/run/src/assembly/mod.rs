@@ -2,6 +2,7 @@
 
 mod configured;
 mod functions;
+mod judges;
 mod placement;
 mod ranks;
 mod rollout;
@@ -34,6 +35,7 @@ use rloom_text::Tokenizer;
 
 pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
+pub use self::judges::EmbeddedJudges;
 pub(crate) use self::placement::eval_prefix;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};

@@ -5,6 +5,7 @@ mod judging;
 mod report;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rloom_config::{Config, Stage};
 use rloom_core::{Demonstration, Task};
@@ -15,6 +16,7 @@ use rloom_reward::{OnError, RewardError, RewardSettings, Scorer};
 pub use given::{GivenCompletion, read_completions};
 pub use report::{ComponentResult, Problem, RewardReport, Tested};
 
+use crate::assembly::EmbeddedJudges;
 use judging::{Candidate, judge};
 
 /// Errors of a test.
@@ -96,13 +98,14 @@ impl RewardTest {
     pub fn run(
         &self,
         config: &Config,
-        hub: &Hub,
+        hub: &Arc<Hub>,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<RewardReport, RewardTestError> {
         let (index, stage, reward) = self.stage_of(config)?;
         let (tested, skipped) = testable(reward)?;
         let dataset = Dataset::open_with(&stage.data, Split::Train, config.run.seed, hub)?;
         let scorer = Scorer::new(&tested, config.run.seed, index)?;
+        scorer.open_models(&EmbeddedJudges::new(Arc::clone(hub), config.run.threads))?;
         scorer.prepare()?;
         let (references, form, without) = self.references(&dataset, &tested)?;
         let given = self.given(&dataset)?;

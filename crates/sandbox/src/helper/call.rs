@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -13,7 +14,7 @@ use nix::unistd::Pid;
 use rloom_core::Program;
 
 use crate::folder::WorkingFolder;
-use crate::helper::{DIRECT, ENTER, STAGE};
+use crate::helper::{DIRECT, ENTER, Pool, STAGE};
 use crate::message::{Reply, Request};
 use crate::{COMMAND, Execution, Outcome, SandboxError, Tier};
 
@@ -23,7 +24,12 @@ const GRACE: Duration = Duration::from_secs(20);
 const ENDING: Duration = Duration::from_secs(5);
 
 /// Runs a program in a helper process.
-pub(crate) fn call(program: &Program, tier: Tier, execution: &Execution) -> Result<Outcome, SandboxError> {
+pub(crate) fn call(
+    program: &Program,
+    tier: Tier,
+    pool: &Arc<Pool>,
+    execution: &Execution,
+) -> Result<Outcome, SandboxError> {
     let failed = |error: io::Error| SandboxError::Failed { reason: error.to_string() };
     let folder = match tier {
         Tier::Namespaces => None,
@@ -32,12 +38,17 @@ pub(crate) fn call(program: &Program, tier: Tier, execution: &Execution) -> Resu
     let path = folder.as_ref().map(|folder| folder.path().to_owned());
     let request = Request { tier, execution: execution.clone(), folder: path };
     let request = rmp_serde::to_vec(&request).map_err(|e| SandboxError::Failed { reason: e.to_string() })?;
-    let mut helper = Helper::start(program, tier).map_err(failed)?;
+    let mut helper = pool.take(program, tier).map_err(failed)?;
     let timeout = execution.limits.wall + GRACE;
     let reply = helper.exchange(&request, timeout).map(|bytes| rmp_serde::from_slice(&bytes));
     if let Ok(Ok(Reply::Ended(outcome))) = reply {
         // All processes of the program have ended; the kernel takes a while to clean up after the helper.
-        let _ = std::thread::Builder::new().name("sandbox".to_owned()).spawn(move || helper.end());
+        let (program, pool) = (program.clone(), Arc::clone(pool));
+        let end = move || {
+            pool.refill(&program, tier);
+            helper.end()
+        };
+        let _ = std::thread::Builder::new().name("sandbox".to_owned()).spawn(end);
         return Ok(outcome);
     }
     let stderr = helper.end();
@@ -62,14 +73,15 @@ fn reason_of(stderr: &str, otherwise: &str) -> String {
     }
 }
 
+/// A helper process that waits for its request, or carries it out.
 #[derive(Debug)]
-struct Helper {
+pub(super) struct Helper {
     child: Child,
     socket: UnixStream,
 }
 
 impl Helper {
-    fn start(program: &Program, tier: Tier) -> io::Result<Self> {
+    pub(super) fn start(program: &Program, tier: Tier) -> io::Result<Self> {
         let (socket, other) = UnixStream::pair()?;
         let mut command = program.command(COMMAND);
         let stage = if tier == Tier::Namespaces { ENTER } else { DIRECT };
@@ -77,6 +89,11 @@ impl Helper {
         command.env_clear().env(STAGE, stage).current_dir("/").process_group(0);
         command.stdin(OwnedFd::from(other)).stdout(Stdio::null()).stderr(Stdio::piped());
         Ok(Self { child: command.spawn()?, socket })
+    }
+
+    /// True if its process runs.
+    pub(super) fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
     }
 
     fn exchange(&mut self, request: &[u8], timeout: Duration) -> io::Result<Vec<u8>> {
@@ -102,7 +119,7 @@ impl Helper {
     }
 
     /// Waits for the end of the helper, which kills the program if it still runs. Returns its messages.
-    fn end(mut self) -> String {
+    pub(super) fn end(mut self) -> String {
         let _ = self.socket.shutdown(Shutdown::Both);
         let deadline = Instant::now() + ENDING;
         let mut wait = Duration::from_micros(200);

@@ -9,6 +9,7 @@ mod confine;
 mod identity;
 mod limits;
 mod namespaces;
+mod pool;
 mod processes;
 mod root;
 mod spawn;
@@ -29,6 +30,7 @@ use crate::Tier;
 use crate::message::{Reply, Request};
 
 pub(crate) use call::call;
+pub(crate) use pool::Pool;
 
 /// Variable that tells a helper its stage.
 const STAGE: &str = "RLOOM_SANDBOX_STAGE";

@@ -178,6 +178,47 @@ fn a_caller_that_is_killed_leaves_nothing() {
     }
 }
 
+/// Helpers are started before they are needed; those that have died since are not used.
+#[test]
+fn helpers_that_wait_and_die_are_replaced() {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "resources::kills_its_helpers"])
+        .output()
+        .unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", text(&output.stderr));
+}
+
+/// In a process of its own, whose children are helpers alone.
+#[test]
+#[ignore = "run by a test"]
+fn kills_its_helpers() {
+    let own = format!("PPid:\t{}\n", std::process::id());
+    let children = || {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let is_child = |entry: &std::fs::DirEntry| {
+            let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+            status.contains(&own) && !status.contains("State:\tZ")
+        };
+        entries
+            .filter(is_child)
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect::<Vec<i32>>()
+    };
+    in_each_tier(|sandbox| {
+        for _ in 0..3 {
+            assert_eq!(stdout(sandbox, &shell("echo x")), "x\n");
+            wait_until(|| !children().is_empty());
+            let found = children();
+            for child in &found {
+                let _ = std::process::Command::new("kill").args(["-9", &child.to_string()]).output();
+            }
+            wait_until(|| !children().iter().any(|child| found.contains(child)));
+            assert_eq!(stdout(sandbox, &shell("echo x")), "x\n");
+        }
+    });
+}
+
 /// Fails in a hung test alone.
 fn wait_until(condition: impl Fn() -> bool) {
     let started = Instant::now();

@@ -1,5 +1,6 @@
 //! `rloom reward`: rewards without training.
 
+mod calibrate;
 mod test;
 mod view;
 
@@ -10,5 +11,6 @@ use crate::output::Output;
 pub(crate) fn run(command: &Reward, output: Output) -> Result<(), Failure> {
     match command {
         Reward::Test(arguments) => test::run(arguments, output),
+        Reward::Calibrate(arguments) => calibrate::run(arguments, output),
     }
 }

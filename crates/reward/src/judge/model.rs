@@ -1,0 +1,54 @@
+//! Models that answer the questions of judges.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::ModelError;
+
+/// A question to a judge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Message of the user. Judges decode greedily.
+    pub text: String,
+    /// Maximum number of tokens of the answer.
+    pub max_tokens: usize,
+    /// Asks for the log-probabilities of the answer's tokens and of alternatives.
+    pub logprobs: bool,
+}
+
+/// The answer to a question.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Answer {
+    /// The text, without special tokens.
+    pub text: String,
+    /// True if the limit of tokens ended it.
+    pub is_truncated: bool,
+    /// For each token, the probable tokens at its place with their log-probabilities, itself first.
+    pub alternatives: Vec<Vec<(String, f64)>>,
+}
+
+/// A model that answers questions. Equal questions have equal answers, as far as the model is deterministic.
+pub trait JudgeModel: Debug + Send + Sync {
+    /// Waits for the answer to a question.
+    fn ask(&self, question: &Question) -> Result<Answer, ModelError>;
+
+    /// Identity of the weights, such as a digest; empty if it is not known.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    /// Checks that it can be asked, without asking it.
+    fn check(&self) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    /// Ends waits. Questions in progress and later ones may fail.
+    fn close(&self) {}
+}
+
+/// Opens the models of judges that this process computes.
+pub trait JudgeModels {
+    /// Opens a model folder or a hub model. `timeout` limits a question.
+    fn open(&self, model: &str, timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError>;
+}
