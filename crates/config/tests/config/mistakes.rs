@@ -409,7 +409,7 @@ fn domains() {
                 "[domains]\nquotas = { a = 1 }\n[schedule]\nstragglers = \"defer\"\ncut_order = \"completion\"\noversample = 2\n",
                 &[Code::Conflict],
             ),
-            ("[reward]\ncomponents = [{ kind = \"exact\", domains = [] }]\n", &[Code::OutOfRange]),
+            ("[reward]\ncomponents = [{ kind = \"exact\", domains = [] }]\n", &[Code::Conflict]),
             ("[[data.sources]]\ngenerator = \"sorting\"\nwieght = 2\n", &[Code::UnknownKey]),
             (
                 "[[eval.sets]]\nname = \"a b\"\ntasks = 0\ndata = { generator = \"sorting\" }\n",
