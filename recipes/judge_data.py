@@ -7,6 +7,7 @@
 
 import json
 import random
+from itertools import zip_longest
 from pathlib import Path
 
 # Texts without content that fool some judges. A judge with a character tokenizer has to know their characters.
@@ -48,10 +49,12 @@ def wrong(a: int, b: int, rng: random.Random) -> str:
 
 
 def answer(a: int, b: int, result: str, verdict: str) -> str:
-    """What the judge writes: it adds digit by digit, puts the result next to the given one, and compares."""
+    """What the judge writes: it adds digit by digit, and compares the digits of the result with the given ones."""
     carry, low = divmod(a % 10 + b % 10, 10)
     high = f"{a // 10}+{b // 10}" + (f"+{carry}" if carry else "")
-    thought = f"{a % 10}+{b % 10}={carry}{low} {high}={a // 10 + b // 10 + carry} {a + b}:{result[:4]}"
+    thought = f"{a % 10}+{b % 10}={carry}{low} {high}={a // 10 + b // 10 + carry} {a + b}"
+    pairs = zip_longest(str(a + b), result[:4], fillvalue=".")
+    thought += "".join(f" {right}{given}{'=' if right == given else '/'}" for right, given in pairs)
     return f"<think>{thought}</think>{verdict}"
 
 

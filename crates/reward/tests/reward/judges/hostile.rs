@@ -114,7 +114,7 @@ fn requests_that_may_pass_are_repeated() {
     ] {
         let act = first.clone();
         let answered = outcome(
-            json!({}),
+            &json!({}),
             move |asked, number| {
                 if number == 0 { act.clone() } else { asked.verdict("yes") }
             },
