@@ -79,9 +79,8 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     }
     let rollouts = config.stages.iter().flat_map(|stage| &stage.rollout);
     let of_sets = config.eval.iter().flat_map(|eval| &eval.sets).filter_map(|set| set.reward.as_ref());
-    let rewards = rollouts.map(|rollout| &rollout.reward).chain(config.eval.iter().map(|eval| &eval.reward));
-    let rewards = rewards.chain(of_sets);
-    let prompts = rewards.flat_map(RewardSettings::files);
+    let of_eval = config.eval.iter().map(|eval| &eval.reward).chain(of_sets);
+    let prompts = rollouts.map(|rollout| &rollout.reward).chain(of_eval).flat_map(RewardSettings::files);
     let mut files = Vec::new();
     for file in names.into_iter().filter_map(function_file).chain(prompts) {
         if file.is_file() && !files.contains(&file) {

@@ -249,7 +249,9 @@ fn check_events(kind: &Kind, config: &Config) {
                 let is_killed_server = kind.engines == Engines::Servers
                     && message.starts_with("replica ")
                     && message.contains(" failed and is tried again");
-                assert!(is_killed_server || message.contains("incomplete record"), "{message}");
+                // The report is telemetry: a full disk at the end of the run costs no more than it.
+                let is_report = message.starts_with("no report was written");
+                assert!(is_killed_server || is_report || message.contains("incomplete record"), "{message}");
                 continue;
             }
             _ => continue,
