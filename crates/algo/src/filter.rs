@@ -34,6 +34,12 @@ choices! {
         NoOutcome = "no_outcome",
         /// Its outcomes are all equal.
         EqualOutcomes = "equal_outcomes",
+        /// Its mean reward is at or below the bound of its domain.
+        TooHard = "too_hard",
+        /// Its mean reward is at or above the bound of its domain.
+        TooEasy = "too_easy",
+        /// The standard deviation of its rewards is at or below the bound of its domain.
+        LowSpread = "low_spread",
         /// None of its episodes is kept.
         NoneKept = "none_kept",
         /// A Python function does not keep it.

@@ -25,6 +25,7 @@ mod advantage;
 mod aggregate;
 mod algorithm;
 mod control;
+mod difficulty;
 mod error;
 mod exact_sum;
 mod filter;
@@ -53,6 +54,7 @@ pub use advantage::{
 pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;
 pub use control::{AlgorithmState, EntropyControl, KlControl};
+pub use difficulty::DifficultyFilter;
 pub use error::{AlgoError, Score, Unread};
 pub use exact_sum::ExactSum;
 pub use filter::{FilterReason, Filters, MaskReason};

@@ -1,5 +1,6 @@
 //! Held-out evaluation: greedy accuracy, and pass@k from samples.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rloom_core::{Purpose, Rewards, SampleKey, Task, Ticket, metric};
@@ -18,10 +19,13 @@ use crate::transcript::{completion_text, prompt_text};
 pub struct Evaluator<E> {
     episodes: Arc<EpisodeRunner<E>>,
     dataset: Dataset,
-    tasks: u64,
+    /// Positions of the tasks in the dataset.
+    tasks: Vec<u64>,
     samples: u32,
     sampling: SamplingSettings,
     counters: EpisodeCounters,
+    /// Further sets, with their names.
+    sets: Vec<(String, Self)>,
 }
 
 /// Result of an evaluation.
@@ -35,6 +39,36 @@ pub struct EvaluationReport {
     pub tasks: u64,
     /// Greedy accuracy, 0 to 1.
     pub accuracy: f64,
+    /// Results of the further sets.
+    pub sets: Vec<SetReport>,
+}
+
+/// Result of a further set of an evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SetReport {
+    /// Name of the set.
+    pub name: String,
+    /// Number of its tasks.
+    pub tasks: u64,
+    /// Greedy accuracy, 0 to 1.
+    pub accuracy: f64,
+}
+
+/// Greedy accuracy of each domain, if the tasks have several.
+fn accuracy_by_domain(judged: &[&TaskOutcome]) -> Metrics {
+    let mut domains: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for outcome in judged {
+        let (solved, tasks) = domains.entry(&outcome.task.domain).or_default();
+        *solved += u64::from(outcome.greedy.rewards.solved == Some(true));
+        *tasks += 1;
+    }
+    if domains.len() < 2 {
+        return Metrics::new();
+    }
+    let accuracy = |(domain, (solved, tasks)): (&str, (u64, u64))| {
+        (format!("{}{domain}", metric::EVAL_DOMAIN_ACCURACY_PREFIX), solved as f64 / tasks as f64)
+    };
+    domains.into_iter().map(accuracy).collect()
 }
 
 struct TaskOutcome {
@@ -46,7 +80,7 @@ struct TaskOutcome {
 }
 
 impl<E: RolloutEngine> Evaluator<E> {
-    /// Creates an evaluator of the first `tasks` tasks of `dataset`. Each is attempted once greedily and, for pass@k,
+    /// Creates an evaluator of `tasks` tasks of `dataset`: the first ones, of each source of a mixture. Each is attempted once greedily and, for pass@k,
     /// `samples` times by `sampling`; greedy completions use its token limit and stop strings.
     pub fn new(
         episodes: Arc<EpisodeRunner<E>>,
@@ -55,8 +89,15 @@ impl<E: RolloutEngine> Evaluator<E> {
         samples: u32,
         sampling: SamplingSettings,
     ) -> Self {
-        let tasks = tasks.min(dataset.len());
-        Self { episodes, dataset, tasks, samples, sampling, counters: EpisodeCounters::default() }
+        let tasks = dataset.selection(tasks);
+        let counters = EpisodeCounters::default();
+        Self { episodes, dataset, tasks, samples, sampling, counters, sets: Vec::new() }
+    }
+
+    /// The same evaluator, which evaluates further sets after its own tasks.
+    #[must_use]
+    pub fn with_sets(self, sets: Vec<(String, Self)>) -> Self {
+        Self { sets, ..self }
     }
 
     /// Runs the episodes.
@@ -64,26 +105,56 @@ impl<E: RolloutEngine> Evaluator<E> {
         &self.episodes
     }
 
-    /// Counters of the episodes.
-    pub fn counters(&self) -> &EpisodeCounters {
-        &self.counters
+    /// The episodes of all sets.
+    pub fn all_episodes(&self) -> impl Iterator<Item = &EpisodeRunner<E>> {
+        std::iter::once(self.episodes()).chain(self.sets.iter().map(|(_, set)| set.episodes()))
     }
 
-    /// Completions per evaluation.
+    /// Number of completions scored since the last [`reset`](Self::reset), of all sets.
+    pub fn scored(&self) -> u64 {
+        self.counters.scored() + self.sets.iter().map(|(_, set)| set.scored()).sum::<u64>()
+    }
+
+    /// Resets the number of scored completions.
+    pub fn reset(&self) {
+        self.counters.reset();
+        self.sets.iter().for_each(|(_, set)| set.reset());
+    }
+
+    /// Completions per evaluation, of all sets.
     pub fn completions(&self) -> u64 {
-        self.tasks * (1 + u64::from(self.samples))
+        let own = self.tasks.len() as u64 * (1 + u64::from(self.samples));
+        own + self.sets.iter().map(|(_, set)| set.completions()).sum::<u64>()
     }
 
-    /// Evaluates the weights that the engine has loaded. The report contains `shown` completions.
+    /// Evaluates the weights that the engine has loaded. The report contains `shown` completions of the own tasks.
     pub async fn run(&self, shown: usize) -> Result<EvaluationReport, CollectError> {
+        let mut report = self.run_own(shown).await?;
+        for (name, set) in &self.sets {
+            let of_set = set.run_own(0).await?;
+            for (metric, value) in of_set.metrics {
+                let metric = metric.strip_prefix(metric::EVAL_PREFIX).unwrap_or(&metric);
+                report.metrics.insert(format!("{}{name}/{metric}", metric::EVAL_SET_PREFIX), value);
+            }
+            report.sets.push(SetReport {
+                name: name.clone(),
+                tasks: of_set.tasks,
+                accuracy: of_set.accuracy,
+            });
+        }
+        Ok(report)
+    }
+
+    async fn run_own(&self, shown: usize) -> Result<EvaluationReport, CollectError> {
         // Each task has a completion that is not done, so these are enough to keep the engine busy.
         let limit = self.episodes.engine().limit();
-        let tasks = (0..self.tasks).map(|index| Box::pin(self.task(index)));
+        let tasks = self.tasks.clone().into_iter().map(|position| Box::pin(self.task(position)));
         let outcomes: Vec<TaskOutcome> =
             join_all(tasks, limit).await.into_iter().collect::<Result<_, CollectError>>()?;
         // A failure of a reward is not a wrong answer: such tasks do not count.
-        let failed = |o: &TaskOutcome| self.episodes.scorer().failure(&o.greedy.rewards).is_some();
-        self.episodes.check_dropped(outcomes.iter().map(|o| &o.greedy.rewards))?;
+        let scorer = self.episodes.scorer();
+        let failed = |o: &TaskOutcome| scorer.failure(&o.task.domain, &o.greedy.rewards).is_some();
+        self.episodes.check_dropped(outcomes.iter().map(|o| (&o.task, &o.greedy.rewards)))?;
         let tasks = outcomes.len() as u64;
         let judged: Vec<&TaskOutcome> = outcomes.iter().filter(|o| !failed(o)).collect();
         let n = judged.len().max(1) as f64;
@@ -94,6 +165,7 @@ impl<E: RolloutEngine> Evaluator<E> {
             metrics.insert(metric::EVAL_DROPPED.into(), (outcomes.len() - judged.len()) as f64);
         }
         metrics.insert(metric::EVAL_ACCURACY.into(), accuracy);
+        metrics.extend(accuracy_by_domain(&judged));
         if judged.iter().any(|o| o.greedy.rewards.parsed.is_some()) {
             let parsed = judged.iter().filter(|o| o.greedy.rewards.parsed == Some(true)).count();
             metrics.insert(metric::EVAL_PARSED.into(), fraction(parsed));
@@ -117,7 +189,7 @@ impl<E: RolloutEngine> Evaluator<E> {
             k *= 2;
         }
         let samples = outcomes.iter().take(shown).map(|o| self.sample(o)).collect();
-        Ok(EvaluationReport { metrics, samples, tasks, accuracy })
+        Ok(EvaluationReport { metrics, samples, tasks, accuracy, sets: Vec::new() })
     }
 
     async fn task(&self, index: u64) -> Result<TaskOutcome, CollectError> {
@@ -145,8 +217,9 @@ impl<E: RolloutEngine> Evaluator<E> {
         let mut scored = self.judged_together(&task, scored).await?.into_iter();
         let greedy = scored.next().ok_or(CollectError::Stopped)?;
         let rewards: Vec<Rewards> = scored.map(|sample| sample.rewards).collect();
-        self.episodes.check_dropped(rewards.iter())?;
-        let judged = rewards.iter().filter(|rewards| self.episodes.scorer().failure(rewards).is_none());
+        self.episodes.check_dropped(rewards.iter().map(|rewards| (&task, rewards)))?;
+        let scorer = self.episodes.scorer();
+        let judged = rewards.iter().filter(|rewards| scorer.failure(&task.domain, rewards).is_none());
         let judged_samples = judged.count() as u64;
         let correct_samples = rewards.iter().filter(|rewards| rewards.solved == Some(true)).count() as u64;
         Ok(TaskOutcome { task, greedy, correct_samples, judged_samples })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_algo::Overlong;
-use rloom_core::{Episode, Purpose, Role, SampleKey, Task, Ticket};
+use rloom_core::{Draw, Episode, Purpose, Role, SampleKey, Task, Ticket};
 use rloom_data::{Cursor, Dataset};
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_store::journal::PartialEpisode;
@@ -115,14 +115,14 @@ impl<E: RolloutEngine> GroupRunner<E> {
         self.settings.group_size + u32::from(self.settings.has_baseline)
     }
 
-    /// Index in the dataset of a ticket's task.
-    pub fn task_index(&self, ticket: Ticket) -> u64 {
-        self.cursor.at(ticket.0).index
+    /// Position in the dataset of a drawn task.
+    pub fn task_index(&self, draw: Draw) -> u64 {
+        self.cursor.drawn(draw).index
     }
 
-    /// Returns the task of a ticket.
-    pub fn task(&self, ticket: Ticket) -> Result<Task, GroupFailure> {
-        let index = self.task_index(ticket);
+    /// Returns a drawn task.
+    pub fn task(&self, draw: Draw) -> Result<Task, GroupFailure> {
+        let index = self.task_index(draw);
         self.dataset.get(index).map_err(|error| GroupFailure::new(index, &error.into()))
     }
 
@@ -160,7 +160,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
                 .map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         if complete {
-            let rewards = progress.done.values().map(|episode| &episode.rewards);
+            let rewards = progress.done.values().map(|episode| (task, &episode.rewards));
             self.episodes.check_dropped(rewards).map_err(|error| GroupFailure::new(task.index, &error))?;
         }
         Ok(complete)

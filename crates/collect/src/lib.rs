@@ -9,6 +9,7 @@
 mod bounded;
 mod concurrency;
 mod demonstrations;
+mod domain_metrics;
 mod episode;
 mod error;
 mod evaluate;
@@ -22,11 +23,12 @@ mod waits;
 
 pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
+pub use domain_metrics::domain_metrics;
 pub use episode::{
     EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode,
 };
 pub use error::{CollectError, GroupFailure};
-pub use evaluate::{EvaluationReport, Evaluator};
+pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
 pub use metrics::batch_metrics;
 pub use outcome::OutcomeRule;

@@ -1,6 +1,7 @@
 //! Outcomes of episodes: rewards before shaping.
 
 use rloom_core::{RewardComponent, Rewards};
+use rloom_reward::DomainSet;
 
 /// Name of the reward component added by the overlong penalty. With the penalty enabled, the configuration rejects
 /// another component of that name.
@@ -14,21 +15,26 @@ pub(crate) fn add_overlong_penalty(rewards: &mut Rewards, penalty: f64) {
 }
 
 /// Derives the outcome of an episode from its rewards.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone)]
 pub struct OutcomeRule {
-    /// True if a reward component is a verifier.
-    pub has_verifier: bool,
+    /// Domains in which a reward component is a verifier.
+    pub verified: DomainSet,
     /// True if the overlong penalty is one of the components.
     pub is_shaped: bool,
 }
 
 impl OutcomeRule {
-    /// Returns the verifier's verdict (1 or 0), or without a verifier the reward less the overlong penalty; `None` if
-    /// neither applies to the episode.
-    pub fn outcome(self, rewards: &Rewards) -> Option<f64> {
-        if self.has_verifier {
+    /// Returns the verifier's verdict (1 or 0) on an episode of a task of `domain`, or without a verifier the reward less the
+    /// overlong penalty; `None` if neither applies to the episode.
+    pub fn outcome(&self, domain: &str, rewards: &Rewards) -> Option<f64> {
+        if self.verified.contains(domain) {
             return rewards.solved.map(|solved| f64::from(u8::from(solved)));
         }
+        self.unshaped(rewards)
+    }
+
+    /// Returns the reward less the overlong penalty.
+    pub fn unshaped(&self, rewards: &Rewards) -> Option<f64> {
         let shaping = |c: &RewardComponent| self.is_shaped && c.name == OVERLONG;
         let unshaped = rewards.components.iter().filter(|c| !shaping(c)).cloned().collect();
         Rewards { components: unshaped, ..rewards.clone() }.total()
@@ -45,11 +51,14 @@ mod tests {
         let mut rewards = Rewards { components: vec![random], ..Rewards::default() };
         add_overlong_penalty(&mut rewards, -0.25);
         assert_eq!(rewards.total(), Some(0.25));
-        let rule = |has_verifier, is_shaped| OutcomeRule { has_verifier, is_shaped };
-        assert_eq!(rule(true, true).outcome(&rewards), None);
-        assert_eq!(rule(false, true).outcome(&rewards), Some(0.5));
-        assert_eq!(rule(false, false).outcome(&rewards), Some(0.25));
+        let verified = DomainSet::Only(["verified".to_owned()].into());
+        let outcome = |domain, is_shaped, rewards: &Rewards| {
+            OutcomeRule { verified: verified.clone(), is_shaped }.outcome(domain, rewards)
+        };
+        assert_eq!(outcome("verified", true, &rewards), None);
+        assert_eq!(outcome("other", true, &rewards), Some(0.5));
+        assert_eq!(outcome("other", false, &rewards), Some(0.25));
         rewards.solved = Some(false);
-        assert_eq!(rule(true, true).outcome(&rewards), Some(0.0));
+        assert_eq!(outcome("verified", true, &rewards), Some(0.0));
     }
 }

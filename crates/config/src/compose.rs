@@ -1,7 +1,7 @@
 //! Composes typed sections from the merged tree, each with the origins of its keys.
 //!
-//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]` and `[schedule]` at the root are shared
-//! by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
+//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]`, `[schedule]` and `[domains]` at the root
+//! are shared by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
 //! last stage.
 
 use rloom_algo::{AdvantageKind, Kind, LossKind};
@@ -15,6 +15,7 @@ use rloom_reward::RewardSettings;
 use rloom_sched::ScheduleSettings;
 use serde::de::DeserializeOwned;
 
+use crate::domains::DomainSettings;
 use crate::keys::{EvalKeys, ModelKeys, RootKeys, StageKeys, TokenizerKeys};
 use crate::layered::merge::{Choice, STAGES, merge_section};
 use crate::layered::read::{Context, Layer, read};
@@ -29,7 +30,7 @@ use crate::settings::RunSettings;
 /// Tables that describe one of several alternatives.
 pub(crate) const CHOICES: &[Choice] = &[
     Choice { keys: &["path", "new"], by_value: &[], ..choice("model") },
-    Choice { keys: &["path", "generator"], by_value: &["generator"], ..choice("data") },
+    Choice { keys: &["path", "generator", "sources"], by_value: &["generator"], ..choice("data") },
     choice("environment"),
     choice("loss"),
     choice("advantage"),
@@ -55,8 +56,8 @@ const fn choice(table: &'static str) -> Choice {
 }
 
 /// Tables at the root that stages share.
-pub(crate) const SHARED: [&str; 7] =
-    ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule"];
+pub(crate) const SHARED: [&str; 8] =
+    ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule", "domains"];
 
 /// Required keys of a stage.
 const REQUIRED: [&str; 4] = ["name", "method", "steps", "groups_per_batch"];
@@ -99,13 +100,14 @@ pub(crate) struct RolloutDraft {
     pub(crate) reward: Section<RewardSettings>,
     pub(crate) engine: Section<RolloutEngineSettings>,
     pub(crate) schedule: Section<ScheduleSettings>,
+    pub(crate) domains: Section<DomainSettings>,
 }
 
 /// Deserialises the merged tree; `None` if there are problems.
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 15] = [
+    let sections: [(&str, &[&str]); 16] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -114,6 +116,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("trainer", &trainer),
         ("rollout", field_names::<RolloutEngineSettings>()),
         ("schedule", field_names::<ScheduleSettings>()),
+        ("domains", field_names::<DomainSettings>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
@@ -206,7 +209,14 @@ impl Composer<'_> {
             let reward = self.section("reward", &[stage], stage.origin);
             let engine = self.section("rollout", &[stage], stage.origin);
             let schedule = self.section("schedule", &[stage], stage.origin);
-            Some(RolloutDraft { sampling: sampling?, reward: reward?, engine: engine?, schedule: schedule? })
+            let domains = self.section("domains", &[stage], stage.origin);
+            Some(RolloutDraft {
+                sampling: sampling?,
+                reward: reward?,
+                engine: engine?,
+                schedule: schedule?,
+                domains: domains?,
+            })
         };
         let keys = Section { value: keys, node, layers: Vec::new(), path: stage.path.clone() };
         Some(StageDraft {

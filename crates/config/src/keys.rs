@@ -15,8 +15,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::domains::DomainSettings;
 use crate::schema::{TrainerTable, method_schema};
-use crate::settings::RunSettings;
+use crate::settings::{EvalSet, RunSettings};
 
 /// A table whose content is read elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +65,7 @@ pub(crate) struct RootKeys {
     pub(crate) tokenizer: Option<TokenizerKeys>,
     /// The machines of the run. Without this table a run uses this machine alone, and nothing listens on its network.
     pub(crate) cluster: Option<ClusterSettings>,
-    /// Tasks of all stages and of evaluation: either `path` or `generator`, with the keys of that source. A stage's own
+    /// Tasks of all stages and of evaluation: `path` or `generator`, with the keys of that source, or `sources`. A stage's own
     /// table overrides single keys.
     #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,
@@ -86,6 +87,9 @@ pub(crate) struct RootKeys {
     /// Interleaving of rollouts and training in all stages that sample.
     #[schemars(with = "Option<ScheduleSettings>")]
     schedule: Option<Subtable>,
+    /// Quotas, filters and curriculum by domain, in all stages that sample.
+    #[schemars(with = "Option<DomainSettings>")]
+    domains: Option<Subtable>,
     /// Evaluation on held-out tasks. Without this table nothing is evaluated.
     pub(crate) eval: Option<EvalKeys>,
     /// The stages of the run, in order.
@@ -144,6 +148,8 @@ pub(crate) struct EvalKeys {
     /// sample evaluate with their own engine: if no other stage is evaluated, only `timeout_seconds` may differ.
     #[schemars(with = "Option<RolloutEngineSettings>")]
     rollout: Option<Subtable>,
+    /// Further sets of held-out tasks, evaluated together with these. Sampling and engine are the same.
+    pub(crate) sets: Vec<EvalSet>,
 }
 
 impl Default for EvalKeys {
@@ -157,6 +163,7 @@ impl Default for EvalKeys {
             environment: None,
             reward: None,
             rollout: None,
+            sets: Vec::new(),
         }
     }
 }
@@ -213,4 +220,7 @@ pub(crate) struct StageKeys {
     /// Overrides of `[schedule]` in this stage.
     #[schemars(with = "Option<ScheduleSettings>")]
     schedule: Option<Subtable>,
+    /// Overrides of `[domains]` in this stage.
+    #[schemars(with = "Option<DomainSettings>")]
+    domains: Option<Subtable>,
 }

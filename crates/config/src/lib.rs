@@ -11,7 +11,8 @@
 //! [model]      path = "folder or hub id", or [model.new] with [tokenizer]
 //! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by all stages and by evaluation
 //! [schedule]   staleness and order of batches, shared by all stages that sample
-//! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …
+//! [domains]    quotas, filters and curriculum by domain, shared by all stages that sample
+//! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …; [[eval.sets]]
 //! [[stage]]    name, method, steps, groups_per_batch, from …; [stage.algorithm]; overrides such as [stage.data]
 //! ```
 //!
@@ -20,6 +21,7 @@
 
 mod check;
 mod compose;
+mod domains;
 mod keep_rollouts;
 mod keys;
 pub mod layered;
@@ -36,10 +38,13 @@ mod section;
 mod settings;
 mod warnings;
 
+pub use domains::DomainSettings;
 pub use keep_rollouts::KeepRollouts;
 pub use problem::{Code, ConfigErrors, Label, Problem};
 pub use resume::{ChangeEffect, SettingChange, setting_changes};
 pub use rloom_sched::{Priority, ScheduleSettings};
 pub use schema::schema;
-pub use settings::{Config, EvalSettings, ModelSource, Resume, RunSettings, Stage, StageRollout, Start};
+pub use settings::{
+    Config, EvalSet, EvalSettings, ModelSource, Resume, RunSettings, Stage, StageRollout, Start,
+};
 pub use warnings::Warning;

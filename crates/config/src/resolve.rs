@@ -63,6 +63,9 @@ impl Config {
             set("reward", Value::Table(table(&rollout.reward)));
             set("rollout", Value::Table(table(&rollout.engine)));
             set("schedule", Value::Table(schedule_table(&rollout.schedule)));
+            if !rollout.domains.is_empty() {
+                set("domains", Value::Table(table(&rollout.domains)));
+            }
         }
         set("algorithm", Value::Table(table(&stage.algorithm.to_settings())));
         let mut trainer = optimizer_table(&stage.optimizer);
@@ -82,7 +85,7 @@ impl Config {
         if is_shared {
             rollout.retain(|key, _| EVAL_ROLLOUT_READ.contains(&key));
         }
-        Table::from_iter([
+        let mut keys = Table::from_iter([
             ("every".to_owned(), count(eval.every)),
             ("tasks".to_owned(), count(eval.tasks)),
             ("samples".to_owned(), Value::Integer(i64::from(eval.samples))),
@@ -91,7 +94,12 @@ impl Config {
             ("environment".to_owned(), Value::Table(table(&eval.environment))),
             ("reward".to_owned(), Value::Table(table(&eval.reward))),
             ("rollout".to_owned(), Value::Table(rollout)),
-        ])
+        ]);
+        if !eval.sets.is_empty() {
+            let sets = eval.sets.iter().map(|set| Value::Table(table(set))).collect();
+            keys.insert("sets".to_owned(), Value::Array(sets));
+        }
+        keys
     }
 }
 

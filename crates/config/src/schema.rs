@@ -193,7 +193,10 @@ fn merged(key: &str, kinds: &[Value]) -> Value {
         [(doc, kinds)] if !kinds.is_empty() => format!("{doc} Only with {kinds}."),
         [(doc, _)] => doc.clone(),
         several => {
-            several.iter().map(|(doc, kinds)| format!("With {kinds}: {doc}")).collect::<Vec<_>>().join(" ")
+            let with = |(doc, kinds): &(String, String)| {
+                if kinds.is_empty() { doc.clone() } else { format!("With {kinds}: {doc}") }
+            };
+            several.iter().map(with).collect::<Vec<_>>().join(" ")
         }
     };
     let with_default =

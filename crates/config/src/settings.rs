@@ -15,6 +15,7 @@ use rloom_text::CharacterSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domains::DomainSettings;
 use crate::keep_rollouts::KeepRollouts;
 
 /// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
@@ -137,6 +138,53 @@ pub struct EvalSettings {
     pub reward: RewardSettings,
     /// Rollout engine.
     pub rollout: RolloutEngineSettings,
+    /// Further sets of held-out tasks.
+    pub sets: Vec<EvalSet>,
+}
+
+/// One of `[[eval.sets]]`: a named set of held-out tasks, evaluated beside those of `[eval]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EvalSet {
+    /// Name, as in the metric `eval_set/<name>/accuracy`.
+    pub name: String,
+    /// Number of tasks, at least 1. Default: `eval.tasks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<u64>,
+    /// Source of the tasks, with all of its keys; its held-out split is used.
+    pub data: DataSettings,
+    /// Environment of the episodes. Default: that of `[eval]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<EnvironmentSettings>,
+    /// Scoring of the completions. Default: that of `[eval]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<RewardSettings>,
+}
+
+impl EvalSettings {
+    /// The evaluation of one of the further sets alone.
+    pub fn of_set(&self, set: &EvalSet) -> Self {
+        let EvalSet { tasks, data, environment, reward, .. } = set.clone();
+        Self {
+            tasks: tasks.unwrap_or(self.tasks),
+            data,
+            environment: environment.unwrap_or_else(|| self.environment.clone()),
+            reward: reward.unwrap_or_else(|| self.reward.clone()),
+            sets: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The evaluation without its further sets, and each of these, with their names; the first has none.
+    pub fn all_sets(&self) -> impl Iterator<Item = (Option<&str>, Self)> {
+        let first = (None, Self { sets: Vec::new(), ..self.clone() });
+        std::iter::once(first).chain(self.sets.iter().map(|set| (Some(set.name.as_str()), self.of_set(set))))
+    }
+
+    /// The data of all sets.
+    pub fn all_data(&mut self) -> impl Iterator<Item = &mut DataSettings> {
+        std::iter::once(&mut self.data).chain(self.sets.iter_mut().map(|set| &mut set.data))
+    }
 }
 
 /// One `[[stage]]`.
@@ -186,6 +234,8 @@ pub struct StageRollout {
     pub reward: RewardSettings,
     /// Interleaving of rollouts and training.
     pub schedule: ScheduleSettings,
+    /// Quotas, filters and curriculum by domain.
+    pub domains: DomainSettings,
 }
 
 impl Stage {

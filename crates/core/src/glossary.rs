@@ -31,6 +31,7 @@
 //! - **context**: The maximum number of tokens in a sequence, prompt and completion included.
 //! - **correction**: Importance weighting or rejection of tokens whose behaviour policy differs from the proximal
 //!   policy.
+//! - **curriculum**: Quotas that follow the measured success of the domains.
 //! - **cut**: The scheduler's decision which ready groups form the next batch; the journal records it.
 //! - **deadline**: A point in time at which something fails; compare *timeout*.
 //! - **decode**: Generation of one token per sequence and forward pass, with cached keys and values.
@@ -38,7 +39,7 @@
 //!   one.
 //! - **demonstration**: A completion, or the policy's turns, that supervised stages train on.
 //! - **digest**: A hash of the parameters; equal weights have equal digests.
-//! - **domain**: A label of a task, used for reward routing and quotas.
+//! - **domain**: A label of a task, used for reward routing, quotas and metrics.
 //! - **draft**: Tokens proposed by speculation and not yet verified by the model.
 //! - **dtype**: The number format of matrix products: f32 or bf16.
 //! - **engine**: An implementation of generation (rollout engine) or of training (train engine), in the same process
@@ -90,7 +91,7 @@
 //! - **proximal policy**: The policy whose log-probabilities are the denominator of the clipped ratio: the weights at
 //!   the start of the step.
 //! - **publish**: To hand the weights of a new version over to rollout.
-//! - **quota**: The share of a batch that a domain fills.
+//! - **quota**: The share of the trained groups that a domain fills, exactly over time.
 //! - **rank**: One process of a distributed train engine.
 //! - **ready**: Said of a group whose episodes are all generated and scored and that waits to be trained on.
 //! - **rebuild**: To recompute the weights after the last checkpoint by training on the journal's recorded cuts

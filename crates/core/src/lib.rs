@@ -5,6 +5,7 @@
 //!
 //! The [`glossary`] defines the terms of the workspace.
 
+mod apportion;
 mod base64_bytes;
 mod episode;
 mod error_text;
@@ -18,6 +19,7 @@ mod setting;
 mod task;
 mod trajectory;
 
+pub use apportion::Apportionment;
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use error_text::{ErrorText, hints};
 pub use field_names::field_names;
@@ -25,7 +27,7 @@ pub use program::Program;
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;
 pub use setting::{SettingError, SettingProblem, ValueRange};
-pub use task::{ChatMessage, Content, Demonstration, PromptSource, Task};
+pub use task::{ChatMessage, Content, Demonstration, Draw, PromptSource, Task};
 pub use trajectory::{
     Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, StepReward, StopReason, Ticket, Trajectory,
     TrajectoryError, VersionSpan,

@@ -58,8 +58,37 @@ metrics! {
     REWARD_PREFIX = prefix "reward/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
+    /// Calls of tools that ran since the last step.
+    TOOL_CALLS = "tools/calls", "calls";
+    /// Calls of one tool that ran since the last step. The tool's name follows.
+    TOOL_CALLS_PREFIX = prefix "tools/calls/", "calls";
+    /// Calls of tools whose result was an error since the last step.
+    TOOL_FAILURES = "tools/failed", "calls";
+    /// Malformed calls of tools since the last step.
+    TOOL_MALFORMED = "tools/malformed", "calls";
+    /// Malformed calls of tools since the last step, by what is wrong. The status follows.
+    TOOL_MALFORMED_PREFIX = prefix "tools/malformed/", "calls";
+    /// Calls of tools over a limit since the last step.
+    TOOL_REFUSED = "tools/refused", "calls";
     /// Mean of a number that a reward function reported since the last step. The name follows.
     FUNCTION_PREFIX = prefix "function/", "";
+    /// Fraction of the groups of the batch that are of a domain. Reported, like all metrics of domains, if the data has
+    /// several; the domain follows.
+    DOMAIN_SHARE_PREFIX = prefix "domain/share/", "fraction";
+    /// Mean total reward of the trained episodes of a domain. The domain follows.
+    DOMAIN_REWARD_PREFIX = prefix "domain/reward/", "";
+    /// Fraction of the verified training episodes of a domain that solve their task. The domain follows.
+    DOMAIN_ACCURACY_PREFIX = prefix "domain/accuracy/", "fraction";
+    /// Mean number of policy tokens per completion of a domain. The domain follows.
+    DOMAIN_MEAN_LENGTH_PREFIX = prefix "domain/mean_length/", "tokens";
+    /// Fraction of the completions of a domain that the token limit truncates. The domain follows.
+    DOMAIN_CLIPPED_RATIO_PREFIX = prefix "domain/clipped_ratio/", "fraction";
+    /// Fraction of the groups of a domain since the last batch that filters replaced. The domain follows.
+    DOMAIN_FILTERED_PREFIX = prefix "domain/filtered/", "fraction";
+    /// Share of the groups after those already started that a curriculum gives to a domain. The domain follows.
+    DOMAIN_QUOTA_PREFIX = prefix "domain/quota/", "fraction";
+    /// Success rate of a domain that a curriculum follows. The domain follows.
+    DOMAIN_SUCCESS_PREFIX = prefix "domain/success/", "fraction";
     /// Fraction of groups whose rewards are all equal. They contribute no gradient.
     FRAC_REWARD_ZERO_STD = "frac_reward_zero_std", "fraction";
     /// Groups with a single comparable episode. They contribute no gradient.
@@ -193,6 +222,8 @@ metrics! {
     TRAIN_TOKENS_PER_SECOND = "tokens_per_second/train", "tokens/second";
     /// Fraction of held-out tasks solved with greedy decoding.
     EVAL_ACCURACY = "eval/accuracy", "fraction";
+    /// Fraction of the held-out tasks of a domain that are solved, if the tasks have several. The domain follows.
+    EVAL_DOMAIN_ACCURACY_PREFIX = prefix "eval/accuracy/", "fraction";
     /// Held-out pass@1, from sampled completions if there are any, otherwise from greedy ones.
     EVAL_PASS_AT_1 = "eval/pass@1", "fraction";
     /// Held-out pass@k. The number k follows.
@@ -203,8 +234,12 @@ metrics! {
     EVAL_DROPPED = "eval/dropped", "tasks";
     /// Mean number of policy tokens per held-out completion.
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
+    /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
+    EVAL_SET_PREFIX = prefix "eval_set/", "";
 }
 
+/// Namespace of the metrics of the evaluation.
+pub const EVAL_PREFIX: &str = "eval/";
 /// Namespace of the metrics of the learned value.
 pub const VALUE_PREFIX: &str = "value/";
 

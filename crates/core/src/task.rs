@@ -87,6 +87,16 @@ impl From<&str> for Demonstration {
     }
 }
 
+/// Place of a group's task in the order of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Draw {
+    /// Index of the domain with a quota whose tasks it is drawn from; 0 without quotas, where all tasks have one order.
+    pub domain: u32,
+    /// Number of tasks drawn there before.
+    pub position: u64,
+}
+
 /// A prompt with the data needed to judge a completion of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Task {

@@ -1,12 +1,16 @@
+use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use rloom_core::Task;
+use rloom_core::{Apportionment, Task};
 use rloom_hub::Hub;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::cursor::Positions;
 use crate::messages::{unusable, wrong_type};
+use crate::mixture::WeightedSource;
 use crate::record::ANSWER_NAMES;
 use crate::rows::Rows;
 use crate::source::Generator;
@@ -50,7 +54,24 @@ enum Tasks {
         /// Setting `answer_field`.
         answer_field: Option<String>,
     },
-    Generated(Box<(Generator, PromptFormat)>),
+    Generated(Box<Generated>),
+    Mixed(Vec<Part>),
+}
+
+#[derive(Debug, Clone)]
+struct Generated {
+    generator: Generator,
+    format: PromptFormat,
+    domain: String,
+}
+
+/// A source of a mixture.
+#[derive(Debug, Clone)]
+struct Part {
+    weight: f64,
+    /// Added to the indices of its tasks, so that those of all sources differ.
+    first_index: u64,
+    dataset: Dataset,
 }
 
 impl Dataset {
@@ -68,10 +89,34 @@ impl Dataset {
             let rows = files.read(format, split, hub)?;
             return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone() }, split);
         }
+        if let Source::Mixture(sources) = &settings.source {
+            return Self::mixed(sources, split, seed, hub);
+        }
         let Some(generator) = settings.source.generator(split, seed)? else {
             return Err(DataError::EmptySplit { split });
         };
-        Self::new(Tasks::Generated(Box::new((generator, format.clone()))), split)
+        let domain = settings.domain.clone().unwrap_or_else(|| generator.name().to_owned());
+        Self::new(Tasks::Generated(Box::new(Generated { generator, format: format.clone(), domain })), split)
+    }
+
+    fn mixed(sources: &[WeightedSource], split: Split, seed: u64, hub: &Hub) -> Result<Self, DataError> {
+        let mut parts = Vec::with_capacity(sources.len());
+        let mut first_index = 0;
+        for source in sources {
+            let dataset = Self::open_with(&source.data, split, seed, hub)?;
+            let indices = dataset.index_bound();
+            parts.push(Part { weight: source.weight, first_index, dataset });
+            first_index += indices;
+        }
+        Self::new(Tasks::Mixed(parts), split)
+    }
+
+    /// Number above the indices of all tasks.
+    fn index_bound(&self) -> u64 {
+        match &self.tasks {
+            Tasks::Rows { rows, .. } => rows.tasks.iter().map(|task| task.index + 1).max().unwrap_or(0),
+            Tasks::Generated(_) | Tasks::Mixed(_) => self.len(),
+        }
     }
 
     fn new(tasks: Tasks, split: Split) -> Result<Self, DataError> {
@@ -83,7 +128,8 @@ impl Dataset {
     pub fn len(&self) -> u64 {
         match &self.tasks {
             Tasks::Rows { rows, .. } => rows.tasks.len() as u64,
-            Tasks::Generated(generated) => generated.0.len(),
+            Tasks::Generated(generated) => generated.generator.len(),
+            Tasks::Mixed(parts) => parts.iter().map(|part| part.dataset.len()).sum(),
         }
     }
 
@@ -101,25 +147,55 @@ impl Dataset {
         match &self.tasks {
             Tasks::Rows { rows, .. } => Ok(rows.tasks[position as usize].clone()),
             Tasks::Generated(generated) => {
-                let (generator, format) = generated.as_ref();
+                let Generated { generator, format, domain } = generated.as_ref();
                 let task = generator.task(position)?;
                 Ok(Task {
                     index: position,
                     prompt: format.plain(task.prompt),
                     answer: task.answer,
                     demonstration: Some(task.demonstration),
-                    domain: generator.name().to_owned(),
+                    domain: domain.clone(),
                     extra: Arc::new(
                         task.tests.map(|tests| ("tests".to_owned(), tests)).into_iter().collect(),
                     ),
                 })
+            }
+            Tasks::Mixed(parts) => {
+                let Some((part, own)) = part_of(parts, position) else {
+                    return Err(DataError::OutOfRange { position, len });
+                };
+                let task = part.dataset.get(own)?;
+                Ok(Task { index: part.first_index + task.index, ..task })
+            }
+        }
+    }
+
+    /// The task with an index, as [`Task::index`] has it.
+    pub fn find(&self, index: u64) -> Result<Option<Task>, DataError> {
+        match &self.tasks {
+            // Rows are numbered in their order.
+            Tasks::Rows { rows, .. } => {
+                let found = rows.tasks.binary_search_by_key(&index, |task| task.index);
+                Ok(found.ok().map(|position| rows.tasks[position].clone()))
+            }
+            Tasks::Generated(_) if index >= self.len() => Ok(None),
+            Tasks::Generated(_) => self.get(index).map(Some),
+            Tasks::Mixed(parts) => {
+                let part = parts.iter().rev().find(|part| part.first_index <= index);
+                let Some(part) = part else { return Ok(None) };
+                let found = part.dataset.find(index - part.first_index)?;
+                Ok(found.map(|task| Task { index, ..task }))
             }
         }
     }
 
     /// True if the tasks are generated instead of read from files.
     pub fn is_generated(&self) -> bool {
-        matches!(self.tasks, Tasks::Generated(_))
+        match &self.tasks {
+            Tasks::Rows { .. } => false,
+            Tasks::Generated(_) => true,
+            Tasks::Mixed(parts) => parts.iter().all(|part| part.dataset.is_generated()),
+        }
     }
 
     /// Place in the data of the task at a position below [`Dataset::len`].
@@ -129,9 +205,52 @@ impl Dataset {
             _ if position >= len => Err(DataError::OutOfRange { position, len }),
             Tasks::Rows { rows, .. } => Ok(rows.location(position as usize)),
             Tasks::Generated(generated) => {
-                Ok(Location::Generated { generator: generated.0.name(), position })
+                Ok(Location::Generated { generator: generated.generator.name(), position })
+            }
+            Tasks::Mixed(parts) => match part_of(parts, position) {
+                Some((part, own)) => part.dataset.location(own),
+                None => Err(DataError::OutOfRange { position, len }),
+            },
+        }
+    }
+
+    /// The sources of a mixture, or this dataset alone; in the order of [`DataSettings::parts`].
+    pub fn parts_mut(&mut self) -> Vec<&mut Self> {
+        if !matches!(self.tasks, Tasks::Mixed(_)) {
+            return vec![self];
+        }
+        let Tasks::Mixed(parts) = &mut self.tasks else { return Vec::new() };
+        parts.iter_mut().map(|part| &mut part.dataset).collect()
+    }
+
+    /// Weights of the sources, with the positions of their tasks.
+    pub(crate) fn sources(&self) -> Vec<(f64, Range<u64>)> {
+        let Tasks::Mixed(parts) = &self.tasks else { return vec![(1.0, 0..self.len())] };
+        let mut start = 0;
+        let source = |part: &Part| {
+            let positions = start..start + part.dataset.len();
+            start = positions.end;
+            (part.weight, positions)
+        };
+        parts.iter().map(source).collect()
+    }
+
+    /// Positions of at most `count` tasks: the first ones of each source, as many as its weight demands.
+    pub fn selection(&self, count: u64) -> Vec<u64> {
+        let mut left = self.sources();
+        let mut selected = Vec::new();
+        let weights = |left: &[(f64, Range<u64>)]| -> Vec<f64> {
+            left.iter().map(|(weight, positions)| if positions.is_empty() { 0.0 } else { *weight }).collect()
+        };
+        let Some(mut turns) = Apportionment::new(&weights(&left)) else { return selected };
+        while (selected.len() as u64) < count.min(self.len()) {
+            let Some((_, positions)) = left.get_mut(turns.turn()) else { break };
+            selected.extend(positions.next());
+            if positions.is_empty() {
+                turns.set_weights(&weights(&left));
             }
         }
+        selected
     }
 
     /// Drops the rows at the positions for which `keep` is false. Tasks keep their indices. Generated tasks are not dropped.
@@ -141,10 +260,43 @@ impl Dataset {
         }
     }
 
-    /// Checks that every task has a reference answer, which `reader` needs (such as "the reward `math`").
-    pub fn check_answers(&self, reader: &str) -> Result<(), DataError> {
+    /// Number of tasks of each domain.
+    pub fn domains(&self) -> BTreeMap<String, u64> {
+        let mut domains = BTreeMap::new();
+        match &self.tasks {
+            Tasks::Rows { rows, .. } => {
+                for task in &rows.tasks {
+                    match domains.get_mut(&task.domain) {
+                        Some(tasks) => *tasks += 1,
+                        None => drop(domains.insert(task.domain.clone(), 1)),
+                    }
+                }
+            }
+            Tasks::Generated(generated) => {
+                domains.insert(generated.domain.clone(), generated.generator.len());
+            }
+            Tasks::Mixed(parts) => {
+                for (domain, tasks) in parts.iter().flat_map(|part| part.dataset.domains()) {
+                    *domains.entry(domain).or_default() += tasks;
+                }
+            }
+        }
+        domains
+    }
+
+    /// Checks that every task of the domains for which there is a `reader` (such as "the reward `math`") has a reference
+    /// answer.
+    pub fn check_answers(&self, reader: &dyn Fn(&str) -> Option<String>) -> Result<(), DataError> {
+        if let Tasks::Mixed(parts) = &self.tasks {
+            return parts.iter().try_for_each(|part| part.dataset.check_answers(&reader));
+        }
         let Tasks::Rows { rows, answer_field } = &self.tasks else { return Ok(()) };
-        let Some(position) = rows.tasks.iter().position(|task| task.answer.is_empty()) else { return Ok(()) };
+        let mut missing = (0..).zip(&rows.tasks).filter(|(_, task)| task.answer.is_empty());
+        let Some((position, reader)) =
+            missing.find_map(|(position, task)| Some((position, reader(&task.domain)?)))
+        else {
+            return Ok(());
+        };
         let (at, extra) = (rows.location(position), &rows.tasks[position].extra);
         let wanted: Vec<String> = match answer_field {
             Some(name) => vec![name.clone()],
@@ -158,13 +310,46 @@ impl Dataset {
             None => {
                 let found =
                     extra.iter().filter(|(_, v)| !v.is_null()).map(|(name, _)| name.clone()).collect();
-                DataError::NoAnswer { at, reader: reader.to_owned(), wanted, found }
+                DataError::NoAnswer { at, reader, wanted, found }
             }
         })
+    }
+
+    /// Positions of the tasks of a domain.
+    pub(crate) fn positions_of(&self, domain: &str, positions: Range<u64>) -> Positions {
+        match &self.tasks {
+            Tasks::Generated(generated) if generated.domain == domain => Positions::Range(positions),
+            Tasks::Generated(_) => Positions::Range(0..0),
+            Tasks::Rows { rows, .. } => {
+                let all = positions.start..positions.end.min(rows.tasks.len() as u64);
+                let own = |position: &u64| rows.tasks[*position as usize].domain == domain;
+                Positions::List(all.filter(own).collect())
+            }
+            Tasks::Mixed(parts) => {
+                let Some((part, own)) = part_of(parts, positions.start) else {
+                    return Positions::Range(0..0);
+                };
+                let found = part.dataset.positions_of(domain, own..own + (positions.end - positions.start));
+                found.shifted(positions.start - own)
+            }
+        }
     }
 
     /// All tasks in order.
     pub fn iter(&self) -> impl Iterator<Item = Result<Task, DataError>> + '_ {
         (0..self.len()).map(|position| self.get(position))
     }
+}
+
+/// The source of the task at a position of a mixture, and its position there.
+fn part_of(parts: &[Part], position: u64) -> Option<(&Part, u64)> {
+    let mut own = position;
+    for part in parts {
+        let len = part.dataset.len();
+        if own < len {
+            return Some((part, own));
+        }
+        own -= len;
+    }
+    None
 }

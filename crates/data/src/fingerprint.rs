@@ -93,8 +93,13 @@ impl DataSettings {
     /// Fingerprints of the local data files in the order in which they are read. Generators have none; data sets of a hub
     /// are identified by their commit.
     pub fn fingerprints(&self) -> Result<Vec<FileFingerprint>, DataError> {
-        let Source::Files(files) = &self.source else { return Ok(Vec::new()) };
         let mut found = Vec::new();
+        if let Source::Mixture(sources) = &self.source {
+            for source in sources {
+                found.extend(source.data.fingerprints()?);
+            }
+        }
+        let Source::Files(files) = &self.source else { return Ok(found) };
         for path in std::iter::once(&files.path).chain(&files.eval_path).flat_map(|paths| &paths.0) {
             let DataPath::Local(path) = path else { continue };
             for file in local_files(path)? {
@@ -106,6 +111,9 @@ impl DataSettings {
 
     /// Makes the paths of data files absolute, so that they do not depend on the working directory.
     pub fn make_absolute(&mut self) -> Result<(), DataError> {
+        if let Source::Mixture(sources) = &mut self.source {
+            sources.iter_mut().try_for_each(|source| source.data.make_absolute())?;
+        }
         let Source::Files(files) = &mut self.source else { return Ok(()) };
         let paths = std::iter::once(&mut files.path).chain(&mut files.eval_path);
         for path in paths.flat_map(|paths| &mut paths.0) {

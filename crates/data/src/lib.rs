@@ -15,6 +15,7 @@ mod fingerprint;
 mod generator;
 mod jsonl;
 mod messages;
+mod mixture;
 mod parquet_file;
 mod paths;
 mod permutation;
@@ -24,7 +25,9 @@ mod rows;
 mod settings;
 mod source;
 
-pub use cursor::{Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order};
+pub use cursor::{
+    Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint,
+};
 pub use dataset::{Dataset, Split};
 pub use error::{DataError, DataSettingProblem, FieldProblem, JsonType, Location};
 pub use files::FileSettings;
@@ -35,6 +38,7 @@ pub use generator::{
     ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
     Wording, WordleSettings,
 };
+pub use mixture::WeightedSource;
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;

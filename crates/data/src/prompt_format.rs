@@ -1,6 +1,7 @@
 use rloom_core::{ChatMessage, PromptSource};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{DataError, DataSettingProblem};
 
@@ -21,6 +22,9 @@ pub struct PromptFormat {
     /// false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
+    /// Variables of the chat template, such as `enable_thinking`.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub template_variables: Map<String, Value>,
 }
 
 impl PromptFormat {
@@ -37,13 +41,18 @@ impl PromptFormat {
         Ok(())
     }
 
+    /// True if plain prompts become conversations.
+    pub fn is_conversation(&self) -> bool {
+        self.chat.unwrap_or(self.system.is_some())
+    }
+
     /// Formats a plain prompt.
     pub fn plain(&self, prompt: String) -> PromptSource {
         let text = match &self.template {
             Some(template) => template.replace(PLACEHOLDER, &prompt),
             None => prompt,
         };
-        if self.chat.unwrap_or(self.system.is_some()) {
+        if self.is_conversation() {
             let system = self.system.iter().map(|s| ChatMessage::new("system", s));
             PromptSource::Messages(system.chain([ChatMessage::new("user", text)]).collect())
         } else {

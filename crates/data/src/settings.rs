@@ -5,6 +5,7 @@ use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
     DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
@@ -15,7 +16,7 @@ use crate::{
 ///
 /// In a configuration it is one flat table: `generator = "arithmetic"` with the keys of that generator, or `path = "…"`
 /// with the keys of [`FileSettings`]; both also accept the keys of [`PromptFormat`]. A key of another source is an
-/// error.
+/// error. `sources` is a list of such tables with weights.
 ///
 /// ```
 /// # use rloom_data::{DataSettings, Source};
@@ -28,15 +29,23 @@ pub struct DataSettings {
     pub source: Source,
     /// Format of the prompts.
     pub prompt_format: PromptFormat,
+    /// Domain of a generator's tasks. Default: the generator's name.
+    pub domain: Option<String>,
 }
 
 impl From<Source> for DataSettings {
     fn from(source: Source) -> Self {
-        Self { source, prompt_format: PromptFormat::default() }
+        Self { source, prompt_format: PromptFormat::default(), domain: None }
     }
 }
 
 impl DataSettings {
+    /// True if there is a generator of games with this name, which the environment of the same name plays.
+    pub fn is_game(name: &str) -> bool {
+        serde_json::from_value::<Self>(serde_json::json!({ "generator": name }))
+            .is_ok_and(|settings| settings.source.is_game())
+    }
+
     /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
         self.prompt_format.validate()?;
@@ -48,32 +57,46 @@ impl DataSettings {
     pub fn pin(&mut self, hub: &Hub) -> Result<(), DataError> {
         match &mut self.source {
             Source::Files(files) => files.pin(hub),
+            Source::Mixture(sources) => sources.iter_mut().try_for_each(|source| source.data.pin(hub)),
             _ => Ok(()),
         }
     }
 
     /// Downloads the files of a split, as far as they are on a hub and not in its cache.
     pub fn download(&self, split: Split, hub: &Hub) -> Result<(), DataError> {
-        self.source.files().map_or(Ok(()), |files| files.download(split, hub))
+        self.parts().filter_map(|part| part.source.files()).try_for_each(|files| files.download(split, hub))
     }
 
     /// Takes over the commits of `pinned`, for data sets that are the same but for the revision.
     pub fn pin_as(&mut self, pinned: &Self) {
-        if let (Source::Files(files), Source::Files(pinned)) = (&mut self.source, &pinned.source) {
-            files.pin_as(pinned);
+        match (&mut self.source, &pinned.source) {
+            (Source::Files(files), Source::Files(pinned)) => files.pin_as(pinned),
+            (Source::Mixture(own), Source::Mixture(pinned)) => {
+                own.iter_mut().zip(pinned).for_each(|(own, pinned)| own.data.pin_as(&pinned.data));
+            }
+            _ => {}
         }
     }
 
     /// True if some of the data is on a hub.
     pub fn is_on_a_hub(&self) -> bool {
-        let Some(files) = self.source.files() else { return false };
-        let paths = std::iter::once(&files.path).chain(&files.eval_path).flat_map(|paths| &paths.0);
-        paths.into_iter().any(|path| matches!(path, DataPath::Hub(_)))
+        let files = self.parts().filter_map(|part| part.source.files());
+        let paths = files.flat_map(|files| std::iter::once(&files.path).chain(&files.eval_path));
+        paths.flat_map(|paths| &paths.0).any(|path| matches!(path, DataPath::Hub(_)))
     }
 
     /// True if there is a held-out split.
     pub fn has_held_out(&self) -> bool {
-        self.source.files().is_none_or(|f| f.eval_path.is_some() || f.eval_rows.is_some())
+        let has = |files: &FileSettings| files.eval_path.is_some() || files.eval_rows.is_some();
+        self.parts().all(|part| part.source.files().is_none_or(has))
+    }
+
+    /// The sources: those of a mixture, or these settings themselves.
+    pub fn parts(&self) -> impl Iterator<Item = &Self> {
+        let sources: &[WeightedSource] =
+            if let Source::Mixture(sources) = &self.source { sources } else { &[] };
+        let alone = sources.is_empty().then_some(self);
+        alone.into_iter().chain(sources.iter().map(|source| &source.data))
     }
 
     /// All characters of a generator's tasks, the template and the system message: the alphabet of a character tokenizer.
@@ -93,7 +116,10 @@ impl DataSettings {
 /// right place in the file, which a buffered enum could not; the selected source then rejects the keys of the others.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Keys {
+pub(crate) struct Keys {
+    // Mixtures
+    sources: Option<Vec<WeightedSource>>,
+    pub(crate) weight: Option<f64>,
     generator: Option<GeneratorName>,
     // Files
     path: Option<Paths>,
@@ -112,6 +138,7 @@ struct Keys {
     system: Option<String>,
     template: Option<String>,
     chat: Option<bool>,
+    template_variables: Option<Map<String, Value>>,
     // Generators
     operations: Option<Vec<Operation>>,
     min_digits: Option<u32>,
@@ -144,15 +171,19 @@ struct Keys {
     words: Option<u32>,
 }
 
-const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
+const FORMAT_KEYS: [&str; 4] = ["system", "template", "chat", "template_variables"];
 
 impl<'de> Deserialize<'de> for DataSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_keys(&Keys::deserialize(deserializer)?)
+        let keys = Keys::deserialize(deserializer)?;
+        if keys.weight.is_some() {
+            return Err(D::Error::custom("`weight` belongs to an entry of `sources`"));
+        }
+        from_keys(&keys)
     }
 }
 
-fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
+pub(crate) fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     let generator = keys.generator;
     let Value::Object(mut given) = serde_json::to_value(keys).map_err(E::custom)? else {
         return Err(E::custom("the data settings are not a table"));
@@ -166,18 +197,28 @@ fn from_keys<E: Error>(keys: &Keys) -> Result<DataSettings, E> {
     }
     let prompt_format = from_own_keys(format, "prompt format")?;
     given.shift_remove("generator");
+    given.shift_remove("weight");
+    if let Some(sources) = &keys.sources {
+        return mixture::from_keys(sources, keys);
+    }
+    let domain = match generator {
+        Some(_) => given.shift_remove("domain").and_then(|domain| domain.as_str().map(str::to_owned)),
+        None => None,
+    };
     let source = match (generator, given.contains_key("path")) {
         (Some(_), true) => {
             return Err(E::custom("`generator` and `path` cannot be combined; remove one of the two"));
         }
         (None, false) => {
             let names = GeneratorName::NAMES.join(", ");
-            return Err(E::custom(format_args!("the data needs a `generator` ({names}) or a `path`")));
+            return Err(E::custom(format_args!(
+                "the data needs a `generator` ({names}), a `path` or `sources`"
+            )));
         }
         (None, true) => Source::Files(from_own_keys(given, "files")?),
         (Some(generator), _) => Source::from_given(generator, given)?,
     };
-    Ok(DataSettings { source, prompt_format })
+    Ok(DataSettings { source, prompt_format, domain })
 }
 
 /// Deserialises the keys of one source; keys of other sources are errors.
@@ -191,11 +232,19 @@ pub(crate) fn from_own_keys<T: DeserializeOwned, E: Error>(
 
 impl Serialize for DataSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Source::Mixture(sources) = &self.source {
+            let mut map = serializer.serialize_map(None)?;
+            map.serialize_entry("sources", sources)?;
+            return map.end();
+        }
         let source = self.source.to_json();
         let prompt_format = serde_json::to_value(&self.prompt_format);
         let mut map = serializer.serialize_map(None)?;
         if self.source.files().is_none() {
             map.serialize_entry("generator", self.source.name())?;
+        }
+        if let Some(domain) = &self.domain {
+            map.serialize_entry("domain", domain)?;
         }
         for part in [source, prompt_format] {
             if let Value::Object(keys) = part.map_err(S::Error::custom)? {
@@ -232,7 +281,17 @@ struct Table {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-enum SourceTable {
-    Generator(GeneratorTable),
+pub(crate) enum SourceTable {
+    Generator(NamedGeneratorTable),
     Files(FileSettings),
+    Mixture(MixtureTable),
+}
+
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(crate) struct NamedGeneratorTable {
+    /// Domain of the generator's tasks. Default: the generator's name.
+    domain: Option<String>,
+    #[serde(flatten)]
+    generator: GeneratorTable,
 }

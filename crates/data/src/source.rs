@@ -1,4 +1,4 @@
-//! The sources of tasks: files and the table of generators.
+//! The sources of tasks: files, mixtures and the table of generators.
 //!
 //! To add a generator, write its file with its settings (`validate`, `alphabet`, `eval_size`) and its tasks (`new`, `len`,
 //! `task`), and give it a line in the table. Keys that no other source has are listed in `settings.rs` as well.
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::generator::{Arithmetic, Countdown, Games, GeneratedTask, Guess, Programs, Sorting};
+use crate::mixture::{self, WeightedSource};
 use crate::settings::from_own_keys;
 use crate::{
     ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings, DataError,
@@ -27,6 +28,8 @@ macro_rules! generators {
         pub enum Source {
             /// JSONL or Parquet files.
             Files(FileSettings),
+            /// Several sources with weights.
+            Mixture(Vec<WeightedSource>),
             $($(#[doc = $doc])+ $kind($settings),)+
         }
 
@@ -41,6 +44,7 @@ macro_rules! generators {
             pub fn name(&self) -> &'static str {
                 match self {
                     Self::Files(_) => "files",
+                    Self::Mixture(_) => "sources",
                     $(Self::$kind(_) => $name,)+
                 }
             }
@@ -48,7 +52,7 @@ macro_rules! generators {
             /// Verifiers that can judge the tasks of a generator; empty for files.
             pub fn verifiers(&self) -> &'static [&'static str] {
                 match self {
-                    Self::Files(_) => &[],
+                    Self::Files(_) | Self::Mixture(_) => &[],
                     $(Self::$kind(_) => $verifiers,)+
                 }
             }
@@ -57,7 +61,7 @@ macro_rules! generators {
             #[must_use]
             pub fn with_defaults(&self) -> Self {
                 match self {
-                    Self::Files(_) => self.clone(),
+                    Self::Files(_) | Self::Mixture(_) => self.clone(),
                     $(Self::$kind(_) => Self::$kind($settings::default()),)+
                 }
             }
@@ -66,6 +70,7 @@ macro_rules! generators {
             pub fn eval_size(&self) -> Option<u64> {
                 match self {
                     Self::Files(_) => None,
+                    Self::Mixture(sources) => sources.iter().map(|own| own.data.source.eval_size()).sum(),
                     $(Self::$kind(settings) => settings.eval_size,)+
                 }
             }
@@ -73,6 +78,7 @@ macro_rules! generators {
             pub(crate) fn validate(&self) -> Result<(), DataError> {
                 match self {
                     Self::Files(settings) => settings.validate(),
+                    Self::Mixture(sources) => mixture::validate(sources),
                     $(Self::$kind(settings) => settings.validate(),)+
                 }
             }
@@ -81,14 +87,15 @@ macro_rules! generators {
             pub(crate) fn alphabet(&self) -> Option<String> {
                 match self {
                     Self::Files(_) => None,
+                    Self::Mixture(sources) => sources.iter().map(|own| own.data.alphabet()).collect(),
                     $(Self::$kind(settings) => Some(settings.alphabet()),)+
                 }
             }
 
-            /// The tasks of a split of a generator; `None` for files.
+            /// The tasks of a split of a generator; `None` for files and mixtures.
             pub(crate) fn generator(&self, split: Split, seed: u64) -> Result<Option<Generator>, DataError> {
                 Ok(match self {
-                    Self::Files(_) => None,
+                    Self::Files(_) | Self::Mixture(_) => None,
                     $(Self::$kind(settings) => {
                         Some(Generator::$kind(<$tasks>::new(settings, split, seed)?))
                     })+
@@ -109,6 +116,7 @@ macro_rules! generators {
             pub(crate) fn to_json(&self) -> serde_json::Result<Value> {
                 match self {
                     Self::Files(settings) => serde_json::to_value(settings),
+                    Self::Mixture(sources) => serde_json::to_value(sources),
                     $(Self::$kind(settings) => serde_json::to_value(settings),)+
                 }
             }

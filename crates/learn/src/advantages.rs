@@ -130,13 +130,15 @@ fn steps_of(episode: &Episode, weight: f64) -> Vec<StepReward<'_>> {
 }
 
 /// Returns the outcome, 0 to 1, of the episode of each trained trajectory.
-pub(crate) fn outcomes(rule: OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> {
-    let trained = groups.iter().flat_map(|g| &g.episodes).filter(|e| e.role == Role::Train);
-    trained
-        .flat_map(|e| {
-            std::iter::repeat_n(rule.outcome(&e.rewards).map(|o| o.clamp(0.0, 1.0)), e.segments.len())
-        })
-        .collect()
+pub(crate) fn outcomes(rule: &OutcomeRule, groups: &[Group]) -> Vec<Option<f64>> {
+    let mut outcomes = Vec::new();
+    for group in groups {
+        for e in group.episodes.iter().filter(|e| e.role == Role::Train) {
+            let outcome = rule.outcome(&group.task.domain, &e.rewards).map(|o| o.clamp(0.0, 1.0));
+            outcomes.extend(std::iter::repeat_n(outcome, e.segments.len()));
+        }
+    }
+    outcomes
 }
 
 /// Returns the reason for excluding each trajectory from training; `None` if it is not excluded.

@@ -174,7 +174,7 @@ impl BatchTrainer {
             Surrogate::ImplicitReward(ImplicitReward { beta: spec.beta }),
             self.algorithm.loss.aggregation,
         );
-        let inputs = outcome_inputs(&packed, members, known, &advantages::outcomes(self.outcome, groups));
+        let inputs = outcome_inputs(&packed, members, known, &advantages::outcomes(&self.outcome, groups));
         let objective = PolicyObjective { loss, draws: self.draws(position.version, 0) };
         let step = LossStep::new(Objective::Policy(objective), self.counts(members), &inputs);
         let accumulated = engine.accumulate(&packed, &step)?;

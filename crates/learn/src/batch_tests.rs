@@ -14,6 +14,7 @@ use rloom_engine::{
     Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
     TrainCapabilities, TrainEngine, TrainError, Which,
 };
+use rloom_reward::DomainSet;
 
 use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
 
@@ -192,7 +193,7 @@ fn train_skipping(
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
-        outcome: OutcomeRule { has_verifier: true, is_shaped: false },
+        outcome: OutcomeRule { verified: DomainSet::All, is_shaped: false },
         step_reward_weight: 1.0,
     };
     let state = AlgorithmState::default();

@@ -236,6 +236,12 @@ pub enum RewardError {
         /// The name.
         name: String,
     },
+    /// A component for no domain.
+    #[error("`domains` of `{name}`: the list is empty; leave it out to judge the tasks of all domains")]
+    NoDomains {
+        /// Name of the component.
+        name: String,
+    },
     /// A weight that is infinite or NaN.
     #[error("`weight` of `{name}`: {weight} is not finite")]
     Weight {

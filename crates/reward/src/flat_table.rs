@@ -1,4 +1,4 @@
-//! A component as a flat table: `kind`, `name` and `weight` beside the keys of the kind.
+//! A component as a flat table: `kind`, `name`, `weight` and `domains` beside the keys of the kind.
 //!
 //! The keys of the kind are read by its own settings, from the table itself, so that an error is reported at the key. A key
 //! of another kind and one of none are different mistakes: one has no effect, the other is misspelt.
@@ -14,11 +14,11 @@ use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::ComponentSettings;
 use crate::kind::{KindName, KindTable, key_lists, read};
+use crate::{ComponentSettings, DomainSet};
 
 /// Keys that all kinds share.
-const COMMON: [&str; 3] = ["kind", "name", "weight"];
+const COMMON: [&str; 4] = ["kind", "name", "weight", "domains"];
 
 /// The keys of all kinds, each once.
 static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -64,6 +64,7 @@ impl<'de> Visitor<'de> for TableVisitor {
         Ok(ComponentSettings {
             name: common.name.unwrap_or_else(|| kind.name().to_owned()),
             weight: common.weight.unwrap_or(1.0),
+            domains: common.domains.unwrap_or_default(),
             kind,
         })
     }
@@ -78,6 +79,7 @@ fn unknown<E: Error>(key: &str) -> E {
 struct Common {
     name: Option<String>,
     weight: Option<f64>,
+    domains: Option<DomainSet>,
 }
 
 impl Common {
@@ -86,6 +88,7 @@ impl Common {
         match key {
             "name" => self.name = map.next_value()?,
             "weight" => self.weight = map.next_value()?,
+            "domains" => self.domains = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -162,6 +165,9 @@ impl Serialize for ComponentSettings {
         map.serialize_entry("kind", self.kind.name())?;
         map.serialize_entry("name", &self.name)?;
         map.serialize_entry("weight", &self.weight)?;
+        if self.domains != DomainSet::All {
+            map.serialize_entry("domains", &self.domains)?;
+        }
         if let Value::Object(keys) = self.kind.to_value().map_err(S::Error::custom)? {
             for (key, value) in keys {
                 map.serialize_entry(&key, &value)?;
@@ -190,6 +196,8 @@ struct Table {
     name: Option<String>,
     /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
     weight: Option<f64>,
+    /// Domains of the tasks that it judges, such as `["math", "gsm8k"]`. Default: all.
+    domains: Option<Vec<String>>,
     #[serde(flatten)]
     kind: KindTable,
 }

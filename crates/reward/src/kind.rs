@@ -13,9 +13,9 @@ use serde_json::Value;
 use crate::flat_table::OwnKeys;
 use crate::function::FunctionSettings;
 use crate::{
-    Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, EnvironmentReward, Exact,
-    Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge, MultipleChoice,
-    Numeric, Overlap, Random, RegularExpression, Repetition, Reward,
+    Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, DomainSet, EnvironmentReward,
+    Exact, Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge,
+    MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.
@@ -358,6 +358,6 @@ impl Kind {
 
 impl From<Kind> for ComponentSettings {
     fn from(kind: Kind) -> Self {
-        Self { name: kind.name().to_owned(), weight: 1.0, kind }
+        Self { name: kind.name().to_owned(), weight: 1.0, domains: DomainSet::All, kind }
     }
 }

@@ -4,6 +4,9 @@
 //! value, or that it does not apply; verifiers also report whether the task is solved and whether an answer could be
 //! read. One verifier, the outcome, decides what evaluation counts; other components only shape the reward.
 //!
+//! A component may judge the tasks of some domains only ([`DomainSet`]); to others it does not apply, and their outcome is the
+//! first verifier that does.
+//!
 //! A component that fails or returns a value that is not finite is an error that names component and sample. By default
 //! it ends the run; with `on_error = "drop"` it is counted, and the completion has no reward.
 
@@ -11,6 +14,7 @@ mod code;
 mod completion;
 mod countdown;
 mod diversity;
+mod domains;
 mod environment;
 mod error;
 mod exact;
@@ -43,6 +47,7 @@ pub use code::Code;
 pub use completion::{Completion, Reward, Verdict};
 pub use countdown::Countdown;
 pub use diversity::Diversity;
+pub use domains::DomainSet;
 pub use environment::EnvironmentReward;
 pub use error::{ComponentError, JudgeError, ReferenceForm, RewardError};
 pub use exact::Exact;

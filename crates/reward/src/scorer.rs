@@ -9,18 +9,20 @@ use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
 
 use rloom_function::Host;
 
+use crate::domains::outcome_index;
 use crate::judge::JudgeModels;
 use crate::settings::MAX_DROPPED;
 use crate::{
-    Completion, ComponentSettings, JudgeError, OnError, Reward, RewardError, RewardSettings, Verdict,
+    Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError, RewardSettings,
+    Verdict,
 };
 
 /// Judges completions with named components and sums their values.
 #[derive(Debug)]
 pub struct Scorer {
     components: Vec<Component>,
-    /// Index of the outcome verifier.
-    outcome: Option<usize>,
+    /// Name of the outcome verifier, where the settings name one.
+    outcome: Option<String>,
     on_error: OnError,
     max_dropped: f64,
     seed: u64,
@@ -65,6 +67,8 @@ impl Parts {
 struct Component {
     name: String,
     weight: f64,
+    domains: DomainSet,
+    is_verifier: bool,
     reward: Box<dyn Reward>,
     failures: AtomicU64,
 }
@@ -76,21 +80,33 @@ impl Scorer {
         let component = |c: &ComponentSettings| {
             let unusable = |source| RewardError::Unusable { component: c.name.clone(), source };
             let reward = c.kind.reward(settings.timeout()).map_err(unusable)?;
-            Ok(Component { name: c.name.clone(), weight: c.weight, reward, failures: AtomicU64::new(0) })
+            Ok(Component {
+                name: c.name.clone(),
+                weight: c.weight,
+                domains: c.domains.clone(),
+                is_verifier: c.kind.is_verifier(),
+                reward,
+                failures: AtomicU64::new(0),
+            })
         };
         let components = settings.components.iter().map(component).collect::<Result<_, RewardError>>()?;
         let on_error = settings.on_error;
         let max_dropped = settings.max_dropped.unwrap_or(MAX_DROPPED);
-        Ok(Self { components, outcome: settings.outcome_index(), on_error, max_dropped, seed, stage })
+        Ok(Self { components, outcome: settings.outcome.clone(), on_error, max_dropped, seed, stage })
     }
 
     /// A scorer of the given components, with names and weights. The first verifier is the outcome.
     pub fn from_rewards(rewards: Vec<(String, f64, Box<dyn Reward>)>, on_error: OnError) -> Self {
-        let component =
-            |(name, weight, reward)| Component { name, weight, reward, failures: AtomicU64::new(0) };
-        let outcome = rewards.iter().position(|(_, _, reward)| reward.is_verifier());
+        let component = |(name, weight, reward): (String, f64, Box<dyn Reward>)| Component {
+            name,
+            weight,
+            domains: DomainSet::All,
+            is_verifier: reward.is_verifier(),
+            reward,
+            failures: AtomicU64::new(0),
+        };
         let components = rewards.into_iter().map(component).collect();
-        Self { components, outcome, on_error, max_dropped: MAX_DROPPED, seed: 0, stage: 0 }
+        Self { components, outcome: None, on_error, max_dropped: MAX_DROPPED, seed: 0, stage: 0 }
     }
 
     /// Judges a trajectory with the components that judge completions one by one. With others, the rewards are pending.
@@ -115,7 +131,11 @@ impl Scorer {
         let parts: Vec<Parts> = group.iter().map(Parts::of).collect();
         let completions: Vec<Completion<'_>> =
             group.iter().zip(&parts).map(|(judged, parts)| self.completion(judged, parts)).collect();
-        let together = |(_, component): &(usize, &Component)| component.reward.judges_groups();
+        let domain = group.first().map_or("", |judged| judged.task.domain.as_str());
+        let outcome = self.outcome_index(domain);
+        let together = |(_, component): &(usize, &Component)| {
+            component.domains.contains(domain) && component.reward.judges_groups()
+        };
         for (index, component) in self.components.iter().enumerate().filter(together) {
             current.0.store(index, Ordering::Relaxed);
             let (verdicts, failure) = match component.judge_group(&completions) {
@@ -130,7 +150,7 @@ impl Scorer {
                 if let Some(own) = rewards.components.get_mut(index) {
                     (own.value, own.failure) = (verdict.value, failure.clone());
                 }
-                if self.outcome == Some(index) {
+                if outcome == Some(index) {
                     (rewards.solved, rewards.parsed) = (verdict.solved, verdict.parsed);
                 }
             }
@@ -232,9 +252,17 @@ impl Scorer {
         }
     }
 
-    /// The failure for which a completion is left out: that of a component that counts, or of the outcome.
-    pub fn failure<'a>(&self, rewards: &'a Rewards) -> Option<&'a str> {
-        let outcome = || rewards.components.get(self.outcome?)?.failure.as_deref();
+    /// Index of the outcome verifier of a domain.
+    fn outcome_index(&self, domain: &str) -> Option<usize> {
+        let components = self.components.iter();
+        let described = components.map(|c| (c.name.as_str(), &c.domains, c.is_verifier));
+        outcome_index(self.outcome.as_deref(), domain, described)
+    }
+
+    /// The failure for which a completion of a task of `domain` is left out: that of a component that counts, or of the
+    /// outcome.
+    pub fn failure<'a>(&self, domain: &str, rewards: &'a Rewards) -> Option<&'a str> {
+        let outcome = || rewards.components.get(self.outcome_index(domain)?)?.failure.as_deref();
         rewards.failure().or_else(outcome)
     }
 
@@ -288,12 +316,18 @@ impl Scorer {
         current: &CurrentComponent,
     ) -> Result<Rewards, RewardError> {
         let mut rewards = Rewards::default();
+        let domain = completion.task.domain.as_str();
+        let outcome = self.outcome_index(domain);
         for (index, component) in self.components.iter().enumerate() {
             current.0.store(index, Ordering::Relaxed);
+            let applies = component.domains.contains(domain);
             let judges_groups = component.reward.judges_groups();
-            rewards.pending |= judges_groups;
-            let judged =
-                if judges_groups { Ok(Verdict::not_applicable()) } else { component.judge(completion) };
+            rewards.pending |= applies && judges_groups;
+            let judged = if !applies || judges_groups {
+                Ok(Verdict::not_applicable())
+            } else {
+                component.judge(completion)
+            };
             let (verdict, failure) = match judged {
                 Ok(verdict) => (verdict, None),
                 Err(error) => {
@@ -305,7 +339,7 @@ impl Scorer {
                 failure,
                 ..RewardComponent::new(&component.name, component.weight, verdict.value)
             });
-            if self.outcome == Some(index) {
+            if outcome == Some(index) {
                 rewards.solved = verdict.solved;
                 rewards.parsed = verdict.parsed;
             }

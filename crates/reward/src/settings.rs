@@ -5,7 +5,8 @@ use rloom_core::ValueRange;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Kind, RewardError};
+use crate::domains::outcome_index;
+use crate::{DomainSet, Kind, RewardError};
 
 /// Reaction to the failure of a component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -33,7 +34,8 @@ pub enum OnError {
 pub struct RewardSettings {
     /// Components of the sum; at least one.
     pub components: Vec<ComponentSettings>,
-    /// Name of the outcome component: the verifier that evaluation and dynamic sampling use. Default: the first verifier.
+    /// Name of the outcome component: the verifier that evaluation and dynamic sampling use. Default, and in domains that it
+    /// does not judge: the first verifier of the task's domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// Reaction to the failure of a component: an error, a panic, a value that is not finite, or a timeout.
@@ -63,6 +65,8 @@ pub struct ComponentSettings {
     pub name: String,
     /// Weight in the sum. Default: 1. With 0 the component is reported without effect on the reward.
     pub weight: f64,
+    /// Domains of the tasks that it judges. Default: all.
+    pub domains: DomainSet,
     /// Kind, with its settings.
     pub kind: Kind,
 }
@@ -91,6 +95,9 @@ impl RewardSettings {
             }
             if self.components[..i].iter().any(|c| c.name == *name) {
                 return Err(RewardError::RepeatedName { name: name.clone() });
+            }
+            if component.domains == DomainSet::none() {
+                return Err(RewardError::NoDomains { name: name.clone() });
             }
             if !component.weight.is_finite() {
                 return Err(RewardError::Weight { name: name.clone(), weight: component.weight });
@@ -148,14 +155,10 @@ impl RewardSettings {
         self.components.iter().any(|component| component.kind.needs_machine())
     }
 
-    /// True if there is an outcome verifier.
-    pub fn has_verifier(&self) -> bool {
-        self.outcome_index().is_some()
-    }
-
-    /// Name of the first component that reads reference answers.
-    pub fn answer_reader(&self) -> Option<&str> {
-        self.components.iter().find(|c| c.kind.reads_answer()).map(|c| c.name.as_str())
+    /// Name of the first component that reads the reference answers of a domain.
+    pub fn answer_reader(&self, domain: &str) -> Option<&str> {
+        let reads = |c: &&ComponentSettings| c.kind.reads_answer() && c.domains.contains(domain);
+        self.components.iter().find(reads).map(|c| c.name.as_str())
     }
 
     /// Weight of the environment's step rewards; `None` if no component uses them.
@@ -164,14 +167,9 @@ impl RewardSettings {
     }
 
     /// The outcome verifier of the tasks of a domain.
-    pub fn outcome_of(&self, _domain: &str) -> Option<&ComponentSettings> {
-        self.outcome_index().map(|index| &self.components[index])
-    }
-
-    pub(crate) fn outcome_index(&self) -> Option<usize> {
-        self.components.iter().position(|c| match &self.outcome {
-            Some(name) => c.name == *name,
-            None => c.kind.is_verifier(),
-        })
+    pub fn outcome_of(&self, domain: &str) -> Option<&ComponentSettings> {
+        let components = self.components.iter();
+        let described = components.map(|c| (c.name.as_str(), &c.domains, c.kind.is_verifier()));
+        outcome_index(self.outcome.as_deref(), domain, described).map(|index| &self.components[index])
     }
 }

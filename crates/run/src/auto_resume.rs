@@ -6,7 +6,7 @@ use rloom_config::{Config, ModelSource, Resume};
 use rloom_hub::ModelReference;
 
 use crate::RunError;
-use crate::train::with_absolute_paths;
+use crate::absolute_paths::with_absolute_paths;
 
 /// The configuration to resume with, if `config` asks to continue a run that exists. Commits of models and data sets are
 /// those of the run: branches and tags may have moved since.
@@ -31,6 +31,11 @@ pub(crate) fn continued(config: &Config) -> Result<Option<Config>, RunError> {
     }
     if let (Some(eval), Some(own)) = (&mut wanted.eval, &run.eval) {
         eval.data.pin_as(&own.data);
+        for set in &mut eval.sets {
+            if let Some(own) = own.sets.iter().find(|own| own.name == set.name) {
+                set.data.pin_as(&own.data);
+            }
+        }
     }
     with_absolute_paths(wanted).map(Some)
 }

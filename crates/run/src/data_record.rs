@@ -75,10 +75,10 @@ impl DataRecord {
     pub(crate) fn check_order(&mut self, stage: &str, cursor: &Cursor) -> Result<(), RunError> {
         let found = cursor.fingerprint();
         match self.recorded.orders.get(stage) {
-            Some(&saved) if saved == found => Ok(()),
-            Some(&saved) if !self.accepts_changes => Ok(cursor.verify(saved)?),
+            Some(saved) if saved == found => Ok(()),
+            Some(saved) if !self.accepts_changes => Ok(cursor.verify(saved)?),
             _ => {
-                self.recorded.orders.insert(stage.to_owned(), found);
+                self.recorded.orders.insert(stage.to_owned(), found.clone());
                 self.write()
             }
         }
@@ -99,6 +99,9 @@ fn fingerprints(config: &Config) -> Result<Recorded, RunError> {
     }
     if let Some(eval) = &config.eval {
         recorded.eval = files(&mut known, &eval.data)?;
+        for set in &eval.sets {
+            recorded.eval.extend(files(&mut known, &set.data)?);
+        }
     }
     for file in functions::files(config) {
         recorded.functions.push(FileFingerprint::of(&file)?);

@@ -104,6 +104,42 @@ pub enum RunError {
         /// The cause.
         source: Box<rloom_collect::PromptError>,
     },
+    /// Tasks that no component of the reward judges.
+    #[error(
+        "{used_by}: no component of the reward judges the domain `{domain}`{}",
+        if judged.is_empty() { String::new() } else { format!("; they judge {}", quoted(judged)) }
+    )]
+    DomainNotJudged {
+        /// Name of the stage or of the evaluation.
+        used_by: String,
+        /// The domain.
+        domain: String,
+        /// Domains that components name.
+        judged: Vec<String>,
+    },
+    /// Held-out tasks that no component of the reward verifies.
+    #[error(
+        "{used_by}: no verifier among the components of the reward judges the domain `{domain}`, so its accuracy is unknown"
+    )]
+    DomainNotVerified {
+        /// Name of the evaluation.
+        used_by: String,
+        /// The domain.
+        domain: String,
+    },
+    /// A filter of a domain without tasks.
+    #[error(
+        "{used_by}: `domains.filters` names the domain `{domain}`, of which the data has no task; its domains are {}",
+        quoted(found)
+    )]
+    UnknownDomain {
+        /// Name of the stage.
+        used_by: String,
+        /// The domain.
+        domain: String,
+        /// Domains of the data.
+        found: Vec<String>,
+    },
     /// The configuration of a run could not be read.
     #[error(transparent)]
     Config(#[from] rloom_config::ConfigErrors),
@@ -430,4 +466,9 @@ fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
              the journal. `run.keep_every` keeps more checkpoints, `run.keep_rollouts` more rollouts"
         ),
     }
+}
+
+/// Names in backticks, separated by commas.
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

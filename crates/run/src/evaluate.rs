@@ -47,7 +47,7 @@ pub fn evaluate(
             match tokio::time::timeout(TICK, run.as_mut()).await {
                 Ok(report) => return Ok(report?),
                 // Ends: every request times out.
-                Err(_) => progress(evaluator.counters().scored(), total),
+                Err(_) => progress(evaluator.scored(), total),
             }
         }
     })?

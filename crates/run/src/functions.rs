@@ -10,7 +10,7 @@ use rloom_learn::{MethodError, MethodFunctions};
 use rloom_reward::{RewardSettings, Scorer};
 
 use crate::RunError;
-use crate::assembly::{EmbeddedJudges, FunctionHosts};
+use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
 
 /// Loads the functions of the stages from `first` on, and of the evaluation if they evaluate, on the machines of `hosts` or
 /// on this one.
@@ -25,11 +25,12 @@ pub(crate) fn check(
     let mut sandboxes = Vec::new();
     let mut rewards: Vec<&RewardSettings> = Vec::new();
     let mut environments: Vec<&EnvironmentSettings> = Vec::new();
+    let sets: Vec<_> = config.eval.iter().flat_map(EvalSettings::all_sets).collect();
     for (index, stage) in config.stages.iter().enumerate().skip(first) {
-        let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
-        let own = (stage.rollout.as_ref().map(|rollout| &rollout.reward), &stage.environment, "");
-        let of_eval = eval.map(|eval| (Some(&eval.reward), &eval.environment, "eval "));
-        for (reward, environment, prefix) in [Some(own), of_eval].into_iter().flatten() {
+        let sets = sets.iter().filter(|_| stage.eval_every > 0);
+        let own = (stage.rollout.as_ref().map(|rollout| &rollout.reward), &stage.environment, String::new());
+        let of_eval = sets.map(|(name, set)| (Some(&set.reward), &set.environment, eval_prefix(*name)));
+        for (reward, environment, prefix) in std::iter::once(own).chain(of_eval) {
             let host_of = |role: &str| hosts?.of(index, &format!("{prefix}{role}"));
             if let Some(reward) = reward.filter(|reward| !rewards.contains(reward)) {
                 rewards.push(reward);
@@ -50,8 +51,11 @@ pub(crate) fn check(
 
 /// Loads the functions of an evaluation outside of a run.
 pub(crate) fn check_evaluation(eval: &EvalSettings, judges: &EmbeddedJudges) -> Result<(), RunError> {
-    check_reward(&eval.reward, &|_| None, judges)?;
-    Ok(eval.environment.check(None)?)
+    for (_, set) in eval.all_sets() {
+        check_reward(&set.reward, &|_| None, judges)?;
+        set.environment.check(None)?;
+    }
+    Ok(())
 }
 
 /// The files of the Python functions and of the judges' prompts of a configuration, each once. A missing one is an error of what
@@ -68,10 +72,15 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     if let Some(eval) = &config.eval {
         names.extend(eval.reward.python_functions());
         names.extend(eval.environment.python_function());
+        for set in &eval.sets {
+            names.extend(set.reward.iter().flat_map(RewardSettings::python_functions));
+            names.extend(set.environment.iter().filter_map(EnvironmentSettings::python_function));
+        }
     }
     let rollouts = config.stages.iter().flat_map(|stage| &stage.rollout);
-    let rewards = rollouts.map(|rollout| &rollout.reward).chain(config.eval.iter().map(|eval| &eval.reward));
-    let prompts = rewards.flat_map(RewardSettings::files);
+    let of_sets = config.eval.iter().flat_map(|eval| &eval.sets).filter_map(|set| set.reward.as_ref());
+    let of_eval = config.eval.iter().map(|eval| &eval.reward).chain(of_sets);
+    let prompts = rollouts.map(|rollout| &rollout.reward).chain(of_eval).flat_map(RewardSettings::files);
     let mut files = Vec::new();
     for file in names.into_iter().filter_map(function_file).chain(prompts) {
         if file.is_file() && !files.contains(&file) {

@@ -3,6 +3,7 @@
 //! [`train`] starts a run, or continues it with `run.resume = "auto"`; [`resume`] continues one; `rloom-stage` drives each stage. Everything is generic over the
 //! engines; [`assembly`] is the one place that names the embedded ones.
 
+mod absolute_paths;
 pub mod assembly;
 mod auto_resume;
 mod calibrate;

@@ -13,7 +13,7 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
         *source = hub.pin_model(source)?;
     }
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
-    for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
+    for data in stages.chain(config.eval.iter_mut().flat_map(|eval| eval.all_data())) {
         data.pin(hub)?;
     }
     Ok(config)
@@ -29,7 +29,9 @@ pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
     }
     let evaluates = config.stages.iter().any(|stage| stage.eval_every > 0);
     if let Some(eval) = config.eval.as_ref().filter(|_| evaluates) {
-        eval.data.download(Split::Eval, hub)?;
+        for (_, set) in eval.all_sets() {
+            set.data.download(Split::Eval, hub)?;
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use rloom_collect::{
     PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
 };
 use rloom_config::{Config, EvalSettings, ModelSource, Stage};
-use rloom_data::{DataSettings, Dataset, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_env::EnvironmentSettings;
 use rloom_hub::Hub;
 use rloom_reward::RewardSettings;
@@ -40,7 +40,8 @@ pub fn measure_prompts_of(config: &Config, context: usize) -> Result<Option<Vec<
         ModelSource::Path(path) if Path::new(path).is_dir() => Tokenizer::load(Path::new(path))?,
         ModelSource::Path(_) => return Ok(None),
     };
-    let data = config.stages.iter().map(|stage| &stage.data);
+    let sets = config.eval.iter().flat_map(|eval| &eval.sets).map(|set| &set.data);
+    let data = config.stages.iter().map(|stage| &stage.data).chain(sets);
     if data.chain(config.eval.iter().map(|eval| &eval.data)).any(DataSettings::is_on_a_hub) {
         return Ok(None);
     }
@@ -74,8 +75,10 @@ impl KeptRows {
         hub: &Hub,
     ) -> Result<Dataset, RunError> {
         let mut dataset = Dataset::open_with(data, split, seed, hub)?;
-        if let Some((.., kept)) = self.0.iter().find(|(own, of, _)| own == data && *of == split) {
-            dataset.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
+        for (data, part) in data.parts().zip(dataset.parts_mut()) {
+            if let Some((.., kept)) = self.0.iter().find(|(own, of, _)| own == data && *of == split) {
+                part.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
+            }
         }
         Ok(dataset)
     }
@@ -83,18 +86,20 @@ impl KeptRows {
 
 /// One use of a data set.
 struct DataUse<'c> {
-    name: &'c str,
+    name: String,
     data: &'c DataSettings,
     split: Split,
     /// Most tasks that are used.
     limit: u64,
     room: PromptRoom,
-    /// Reader of the reference answers, in messages.
-    answer_reader: Option<String>,
+    /// Scoring of the completions; `None` for demonstrations.
+    reward: Option<&'c RewardSettings>,
+    environment: &'c EnvironmentSettings,
 }
 
 impl<'c> DataUse<'c> {
-    fn of_stage(stage: &'c Stage, context: usize) -> Self {
+    /// The uses of the sources of a stage.
+    fn of_stage(stage: &'c Stage, context: usize) -> Vec<Self> {
         let rollout = stage.rollout.as_ref();
         let room = match rollout {
             Some(rollout) => {
@@ -102,40 +107,65 @@ impl<'c> DataUse<'c> {
             }
             None => PromptRoom::Demonstration { context },
         };
-        Self {
-            name: &stage.name,
-            data: &stage.data,
+        let of_source = |(name, data)| Self {
+            name,
+            data,
             split: if rollout.is_some() { Split::Train } else { Split::Demonstration },
             limit: u64::MAX,
             room,
-            answer_reader: answer_reader(rollout.map(|rollout| &rollout.reward), &stage.environment),
-        }
+            reward: rollout.map(|rollout| &rollout.reward),
+            environment: &stage.environment,
+        };
+        named_sources(&stage.name, &stage.data).map(of_source).collect()
     }
 
-    fn of_evaluation(eval: &'c EvalSettings, context: usize) -> Self {
-        Self {
-            name: "eval",
-            data: &eval.data,
+    /// The uses of the sources of an evaluation, or of one of its further sets.
+    fn of_evaluation(set: Option<&str>, eval: &'c EvalSettings, context: usize) -> Vec<Self> {
+        let name = set.map_or_else(|| "eval".to_owned(), |set| format!("eval set {set}"));
+        let of_source = |(name, data)| Self {
+            name,
+            data,
             split: Split::Eval,
             limit: eval.tasks,
             room: PromptRoom::Completion { context, max_new_tokens: eval.sampling.max_new_tokens },
-            answer_reader: answer_reader(Some(&eval.reward), &eval.environment),
-        }
+            reward: Some(&eval.reward),
+            environment: &eval.environment,
+        };
+        named_sources(&name, &eval.data).map(of_source).collect()
     }
 
     fn max_prompt_tokens(&self) -> Option<u64> {
         self.data.source.files().and_then(|files| files.max_prompt_tokens)
     }
 
-    fn error(&self, source: PromptError) -> RunError {
-        RunError::Prompts { used_by: self.name.to_owned(), source: Box::new(source) }
+    /// Reader of the reference answers of a domain, in messages.
+    fn answer_reader(&self, domain: &str) -> Option<String> {
+        let component = self.reward.and_then(|reward| reward.answer_reader(domain));
+        let environment = self.environment;
+        let environment =
+            environment.reads_answer().then(|| format!("the environment `{}`", environment.name()));
+        component.map(|name| format!("the reward `{name}`")).or(environment)
     }
-}
 
-fn answer_reader(reward: Option<&RewardSettings>, environment: &EnvironmentSettings) -> Option<String> {
-    let component = reward.and_then(RewardSettings::answer_reader);
-    let environment = environment.reads_answer().then(|| format!("the environment `{}`", environment.name()));
-    component.map(|name| format!("the reward `{name}`")).or(environment)
+    /// Checks that a reward judges each domain of the data, and that evaluations have a verifier for it.
+    fn check_domains(&self, dataset: &Dataset) -> Result<(), RunError> {
+        let Some(reward) = self.reward else { return Ok(()) };
+        for domain in dataset.domains().into_keys() {
+            let used_by = || self.name.clone();
+            if !reward.judges(&domain) {
+                let judged = reward.named_domains().into_iter().map(str::to_owned).collect();
+                return Err(RunError::DomainNotJudged { used_by: used_by(), domain, judged });
+            }
+            if self.split == Split::Eval && !reward.verified().contains(&domain) {
+                return Err(RunError::DomainNotVerified { used_by: used_by(), domain });
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, source: PromptError) -> RunError {
+        RunError::Prompts { used_by: self.name.clone(), source: Box::new(source) }
+    }
 }
 
 /// Measures the prompts of a run whose tokenizer and context length are given.
@@ -172,22 +202,50 @@ impl<'a> PromptCheck<'a> {
         let stages = &config.stages[first.min(config.stages.len())..];
         let eval = config.eval.as_ref().filter(|_| stages.iter().any(|stage| stage.eval_every > 0));
         let context = self.context;
-        let uses = stages.iter().map(|stage| DataUse::of_stage(stage, context));
-        let eval = eval.map(|eval| DataUse::of_evaluation(eval, context));
+        let uses = stages.iter().flat_map(|stage| DataUse::of_stage(stage, context));
+        let sets: Vec<_> = eval.into_iter().flat_map(EvalSettings::all_sets).collect();
+        let sets = sets.iter().flat_map(|(name, eval)| DataUse::of_evaluation(*name, eval, context));
         let mut kept = KeptRows::default();
-        for one in uses.chain(eval) {
+        for one in uses.chain(sets) {
             let Some(summary) = self.one(&one, &mut kept, progress)? else { return Ok(None) };
             if !progress(PromptProgress::Measured(summary)) {
                 return Ok(None);
             }
         }
+        for (index, stage) in (first as u32..).zip(stages) {
+            self.check_domains(index, stage, &kept)?;
+        }
         Ok(Some(kept))
+    }
+
+    /// Checks that the data of a stage has the domains of its quotas and filters, and that a domain is not without quota.
+    fn check_domains(&self, index: u32, stage: &Stage, kept: &KeptRows) -> Result<(), RunError> {
+        let Some(rollout) = &stage.rollout else { return Ok(()) };
+        let (quotas, filters) = (rollout.domains.names(), &rollout.domains.filters);
+        if quotas.is_empty() && filters.is_empty() {
+            return Ok(());
+        }
+        let dataset = kept.open(&stage.data, Split::Train, self.seed, self.hub)?;
+        Cursor::over(&dataset, &quotas, stage.order, self.seed, index)?;
+        let domains = dataset.domains();
+        match filters.keys().find(|domain| !domains.contains_key(*domain)) {
+            None => Ok(()),
+            Some(domain) => Err(RunError::UnknownDomain {
+                used_by: stage.name.clone(),
+                domain: domain.clone(),
+                found: domains.into_keys().collect(),
+            }),
+        }
     }
 
     /// Checks the data of an evaluation outside of a run.
     pub(crate) fn evaluation(mut self, eval: &EvalSettings) -> Result<KeptRows, RunError> {
         let mut kept = KeptRows::default();
-        self.one(&DataUse::of_evaluation(eval, self.context), &mut kept, &mut |_| true)?;
+        for (name, eval) in eval.all_sets() {
+            for one in DataUse::of_evaluation(name, &eval, self.context) {
+                self.one(&one, &mut kept, &mut |_| true)?;
+            }
+        }
         Ok(kept)
     }
 
@@ -198,9 +256,8 @@ impl<'a> PromptCheck<'a> {
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<PromptSummary>, RunError> {
         let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
-        if let Some(reader) = &one.answer_reader {
-            dataset.check_answers(reader)?;
-        }
+        one.check_domains(&dataset)?;
+        dataset.check_answers(&|domain| one.answer_reader(domain))?;
         let limit = one.max_prompt_tokens();
         let span = if limit.is_some() { dataset.len() } else { dataset.len().min(one.limit) };
         let selection = if dataset.is_generated() {
@@ -239,14 +296,10 @@ impl<'a> PromptCheck<'a> {
         }
         let mut report = |done| progress(PromptProgress::Measuring { done, total: selection.count });
         let with_demonstrations = one.split == Split::Demonstration;
-        let lengths = measure_prompts(
-            dataset,
-            self.tokenizer,
-            selection,
-            with_demonstrations,
-            self.threads,
-            &mut report,
-        );
+        let tokenizer =
+            self.tokenizer.clone().with_template_variables(&one.data.prompt_format.template_variables);
+        let lengths =
+            measure_prompts(dataset, &tokenizer, selection, with_demonstrations, self.threads, &mut report);
         let lengths = lengths.map_err(|source| one.error(source))?;
         if let Some(lengths) = &lengths {
             self.measured.push((one.data.clone(), one.split, selection, lengths.clone()));
@@ -255,11 +308,20 @@ impl<'a> PromptCheck<'a> {
     }
 }
 
+/// The sources of data, with names for messages.
+fn named_sources<'c>(user: &str, data: &'c DataSettings) -> impl Iterator<Item = (String, &'c DataSettings)> {
+    let alone = data.parts().count() == 1;
+    let name = move |number: usize| {
+        if alone { user.to_owned() } else { format!("{user} source {number}") }
+    };
+    data.parts().enumerate().map(move |(index, part)| (name(index + 1), part))
+}
+
 fn summary(one: &DataUse<'_>, tasks: u64, dropped: u64, lengths: &[TaskLength]) -> PromptSummary {
     let mut prompts: Vec<u32> = lengths.iter().map(|length| length.prompt).collect();
     prompts.sort_unstable();
     PromptSummary {
-        used_by: one.name.to_owned(),
+        used_by: one.name.clone(),
         tasks,
         measured: prompts.len() as u64,
         median: prompts.get(prompts.len() / 2).copied().unwrap_or(0).into(),

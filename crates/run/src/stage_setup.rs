@@ -11,21 +11,21 @@ use rloom_collect::{
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
-use rloom_data::{Cursor, Dataset, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::Environment;
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
-use rloom_reward::{RewardSettings, Scorer};
-use rloom_sched::Priority;
+use rloom_reward::{DomainSet, RewardSettings, Scorer};
+use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerState, SuccessRates};
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::assembly::{EmbeddedJudges, FunctionHosts};
+use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
-use rloom_stage::GroupSource;
+use rloom_stage::{GroupSource, StageDomains};
 
 /// Rewards computed at once beyond one per thread.
 const EXTRA_REWARD_SLOTS: usize = 2;
@@ -101,9 +101,19 @@ impl RunInputs {
         PromptCheck::new(&self.tokenizer, self.context, self.threads, self.seed, &self.hub)
     }
 
+    /// The tokenizer with the variables of the chat template for some data.
+    fn tokenizer_of(&self, data: &DataSettings) -> Arc<Tokenizer> {
+        let variables = &data.prompt_format.template_variables;
+        if variables.is_empty() {
+            return Arc::clone(&self.tokenizer);
+        }
+        Arc::new(Tokenizer::clone(&self.tokenizer).with_template_variables(variables))
+    }
+
     fn episodes<R: RolloutEngine>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
+        data: &DataSettings,
         environment: Arc<dyn Environment>,
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
@@ -115,7 +125,7 @@ impl RunInputs {
         scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
             environment,
-            tokenizer: Arc::clone(&self.tokenizer),
+            tokenizer: self.tokenizer_of(data),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
@@ -132,7 +142,7 @@ impl RunInputs {
         Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
     }
 
-    /// The source of a stage's groups, and the order of its tasks.
+    /// The source of a stage's groups, the order of its tasks, and true if groups of several domains are sampled.
     pub(crate) fn source<R: RolloutEngine>(
         &self,
         index: u32,
@@ -140,16 +150,18 @@ impl RunInputs {
         engine: Option<&Arc<BoundedEngine<R>>>,
         recorded: Option<&Path>,
         rows: &KeptRows,
-    ) -> Result<(GroupSource<R>, Cursor), RunError> {
+    ) -> Result<(GroupSource<R>, Cursor, bool), RunError> {
         let seed = self.seed;
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, role);
         let open = |split| rows.open(&stage.data, split, seed, &self.hub);
-        let cursor = |dataset: &Dataset| Cursor::new(dataset.len(), stage.order, seed, index);
+        let quotas = stage.rollout.as_ref().map(|rollout| rollout.domains.names()).unwrap_or_default();
+        let cursor = |dataset: &Dataset| Cursor::over(dataset, &quotas, stage.order, seed, index);
         if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
             let group_size = stage.algorithm.group_size;
             let source =
                 RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
-            return Ok((GroupSource::Recorded(source), cursor(&open(Split::Train)?)?));
+            let dataset = open(Split::Train)?;
+            return Ok((GroupSource::Recorded(source), cursor(&dataset)?, false));
         }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration)?;
@@ -158,19 +170,26 @@ impl RunInputs {
             let source = GroupSource::Demonstrations(DemonstrationSource {
                 dataset,
                 cursor: cursor.clone(),
-                tokenizer: Arc::clone(&self.tokenizer),
+                tokenizer: self.tokenizer_of(&stage.data),
                 environment: stage.environment.environment(timeout, host_of("environment"))?,
                 context: self.context,
                 timeout,
             });
-            return Ok((source, cursor));
+            return Ok((source, cursor, false));
         };
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
         let environment = stage.environment.environment(timeout, host_of("environment"))?;
-        let episodes =
-            self.episodes(engine, environment, &rollout.reward, &rollout.engine, index, &host_of)?;
+        let episodes = self.episodes(
+            engine,
+            &stage.data,
+            environment,
+            &rollout.reward,
+            &rollout.engine,
+            index,
+            &host_of,
+        )?;
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
             has_baseline: stage.algorithm.needs_baseline_episode(),
@@ -179,8 +198,9 @@ impl RunInputs {
             sampling: rollout.sampling.clone(),
             oldest_first: rollout.schedule.priority == Priority::Oldest,
         };
+        let several_domains = dataset.domains().len() > 1;
         let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor.clone(), settings);
-        Ok((GroupSource::Rollouts(Arc::new(runner)), cursor))
+        Ok((GroupSource::Rollouts(Arc::new(runner)), cursor, several_domains))
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
@@ -191,11 +211,29 @@ impl RunInputs {
         engine: &Arc<BoundedEngine<R>>,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
+        let of_set = |(name, eval): (Option<&str>, EvalSettings)| {
+            let evaluator = self.set_evaluator(index, &eval_prefix(name), &eval, engine, rows)?;
+            Ok((name.unwrap_or_default().to_owned(), evaluator))
+        };
+        let mut sets = eval.all_sets().map(of_set).collect::<Result<Vec<_>, RunError>>()?;
+        let (_, own) = sets.remove(0);
+        Ok(own.with_sets(sets))
+    }
+
+    fn set_evaluator<R: RolloutEngine>(
+        &self,
+        index: u32,
+        prefix: &str,
+        eval: &EvalSettings,
+        engine: &Arc<BoundedEngine<R>>,
+        rows: &KeptRows,
+    ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
-        let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("eval {role}"));
+        let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
         let environment = eval.environment.environment(timeout, host_of("environment"))?;
-        let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+        let episodes =
+            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }
@@ -228,11 +266,41 @@ pub(crate) fn batch_trainer(
         seed,
         stage: index,
         outcome: OutcomeRule {
-            has_verifier: reward.is_some_and(RewardSettings::has_verifier),
+            verified: reward.map_or_else(DomainSet::none, RewardSettings::verified),
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
     })
+}
+
+/// Treatment of the domains of a stage. Recorded groups are what they are.
+pub(crate) fn stage_domains(stage: &Stage, are_reported: bool, is_recorded: bool) -> StageDomains {
+    let Some(rollout) = stage.rollout.as_ref().filter(|_| !is_recorded) else {
+        return StageDomains::default();
+    };
+    let domains = &rollout.domains;
+    StageDomains {
+        are_reported,
+        filters: domains.filters.clone(),
+        max_draws: domains.draws(),
+        names: domains.names(),
+        weights: domains.weights(),
+        curriculum: domains.curriculum,
+    }
+}
+
+/// The scheduler of a stage, new or resumed from its state.
+pub(crate) fn stage_scheduler(
+    settings: SchedulerSettings,
+    domains: &StageDomains,
+    success: Option<&SuccessRates>,
+    state: SchedulerState,
+) -> Result<Scheduler, SchedError> {
+    if domains.names.is_empty() {
+        Scheduler::resume(settings, state)
+    } else {
+        Scheduler::with_quotas(settings, &domains.weights_after(success), state)
+    }
 }
 
 /// Optimiser steps of the whole stage: the end of its learning-rate schedule.

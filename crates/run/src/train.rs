@@ -1,21 +1,20 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
 use rloom_collect::BoundedEngine;
-use rloom_config::{Config, ModelSource, Stage as StageConfig};
+use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
     Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
 };
-use rloom_function::absolute_function;
 use rloom_hub::Hub;
-use rloom_sched::{Scheduler, SchedulerSettings};
+use rloom_sched::SchedulerSettings;
 use rloom_store::checkpoint::{
     Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint, pinned_weights_folder, verify,
 };
@@ -24,6 +23,7 @@ use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
+use crate::absolute_paths::with_absolute_paths;
 use crate::assembly::{EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
@@ -33,7 +33,8 @@ use crate::prompts::KeptRows;
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
-    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, start_of, trainer_threads,
+    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, stage_domains, stage_scheduler,
+    start_of, trainer_threads,
 };
 use crate::start::{announce, engines, measure_prompts};
 use crate::{RunError, StopFlag, runtime};
@@ -101,39 +102,6 @@ fn create(config: &Config) -> Result<RunDirectory, RunError> {
     let directory = RunDirectory::create(&config.run_directory())?;
     disk::write_atomically("config", &directory.config(), config.to_toml().as_bytes())?;
     Ok(directory)
-}
-
-/// Makes the paths of data files, functions and a local model independent of the working directory.
-pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
-    let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
-    for data in stages.chain(config.eval.as_mut().map(|eval| &mut eval.data)) {
-        data.make_absolute()?;
-    }
-    let of_stages = config.stages.iter_mut().filter_map(|stage| stage.rollout.as_mut());
-    let rewards = of_stages.map(|rollout| &mut rollout.reward);
-    for reward in rewards.chain(config.eval.as_mut().map(|eval| &mut eval.reward)) {
-        reward.make_absolute();
-    }
-    let of_stages = config.stages.iter_mut().map(|stage| &mut stage.environment);
-    for environment in of_stages.chain(config.eval.as_mut().map(|eval| &mut eval.environment)) {
-        environment.make_absolute();
-    }
-    for stage in &mut config.stages {
-        stage.algorithm.rename_functions(absolute_function);
-        stage.algorithm_settings.rename_functions(absolute_function);
-    }
-    if let Some(rollouts) = &mut config.run.rollouts
-        && let Ok(path) = std::path::absolute(&*rollouts)
-    {
-        *rollouts = path;
-    }
-    if let ModelSource::Path(source) = &mut config.model
-        && Path::new(source).is_dir()
-        && let Ok(path) = std::path::absolute(&*source)
-    {
-        *source = path.display().to_string();
-    }
-    Ok(config)
 }
 
 /// Runs one attempt, and reports how it ended.
@@ -436,7 +404,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
-        let (source, cursor) = self.inputs.source(
+        let (source, cursor, several_domains) = self.inputs.source(
             index as u32,
             stage,
             bounded.as_ref(),
@@ -444,6 +412,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             &self.rows,
         )?;
         self.data.check_order(&stage.name, &cursor)?;
+        let domains = stage_domains(stage, several_domains, self.config.run.rollouts.is_some());
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
             Some((eval, engine)) => {
@@ -510,8 +479,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let run = &self.config.run;
         let retention = CheckpointRetention { last: run.keep_last as usize, every: run.keep_every };
         let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
+        let scheduler = stage_scheduler(settings, &domains, counters.success.as_ref(), scheduler)?;
         Ok(StageParts {
-            scheduler: Scheduler::resume(settings, scheduler)?,
+            scheduler,
             directory: self.directory,
             journal: StageJournal::new(journal, log, repeats_bits),
             groups,
@@ -528,6 +498,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 base,
                 policy: self.inputs.policy,
                 groups_per_batch: stage.groups_per_batch,
+                domains,
                 seed,
                 training,
                 schedule,

@@ -7,6 +7,10 @@ impl Scheduler {
     pub(crate) fn admit(&mut self, commands: &mut Vec<SchedulerCommand>) {
         let bound = self.admission_bound();
         let trained = self.version.0.saturating_mul(self.settings.groups_per_batch);
+        if self.groups.quotas().is_some() {
+            self.admit_by_quota(bound.saturating_sub(trained + self.in_batch() as u64), commands);
+            return;
+        }
         let mut sum = trained + (self.in_batch() + self.groups.held()) as u64;
         while sum < bound {
             let deferred = if self.deferred_round { self.groups.take_deferred() } else { None };
@@ -18,6 +22,19 @@ impl Scheduler {
             self.groups.start(ticket, self.version);
             commands.push(SchedulerCommand::StartGroup(ticket));
             sum += 1;
+        }
+    }
+
+    /// Starts a group of the right domain for each of the next `slots` slots that has none (SCHED-9).
+    fn admit_by_quota(&mut self, slots: u64, commands: &mut Vec<SchedulerCommand>) {
+        let slots = usize::try_from(slots).unwrap_or(usize::MAX);
+        while let Some(quotas) = self.groups.quotas_mut() {
+            let Some(domain) = quotas.next_domain(slots) else { return };
+            let ticket = self.next_ticket;
+            self.next_ticket.0 += 1;
+            quotas.issue(ticket, domain);
+            self.groups.start(ticket, self.version);
+            commands.push(SchedulerCommand::StartGroup(ticket));
         }
     }
 

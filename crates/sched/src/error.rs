@@ -41,6 +41,9 @@ pub enum SchedError {
     #[error("deferring stragglers requires {0}")]
     #[diagnostic(help("set `stragglers = \"drop\"`, or change that setting"))]
     DeferRequires(Requirement),
+    /// Weights of quotas that are not usable.
+    #[error("the quotas need finite weights that are not negative, and one above 0")]
+    Quotas,
     /// A saved state that contradicts itself or the settings.
     #[error("invalid scheduler state: {0}")]
     #[diagnostic(help("resume from another checkpoint, with the settings it was saved with"))]
@@ -102,6 +105,8 @@ pub enum Requirement {
     Oversampling,
     /// `max_staleness` of 0.
     NoStaleness,
+    /// No quotas of domains.
+    NoQuotas,
 }
 
 impl fmt::Display for Requirement {
@@ -112,6 +117,7 @@ impl fmt::Display for Requirement {
             Self::NoOversampling => "`oversample = 0`",
             Self::Oversampling => "`oversample` above 0",
             Self::NoStaleness => "`max_staleness = 0`",
+            Self::NoQuotas => "that there are no `domains.quotas`",
         })
     }
 }
@@ -142,6 +148,9 @@ pub enum StateDefect {
         /// Groups per batch in the settings.
         expected: u64,
     },
+    /// Quotas that contradict themselves, the settings or the open groups.
+    #[error("the quotas of the domains are inconsistent")]
+    Quota,
     /// A ticket in the batch in flight that repeats, was not issued, or belongs to an open group.
     #[error("the batch in flight contains invalid ticket {}", .0.0)]
     BatchTicket(Ticket),

@@ -4,6 +4,7 @@ use rloom_core::{PolicyVersion, Ticket};
 
 use crate::ages::Ages;
 use crate::order::ReadyOrder;
+use crate::quota::Quotas;
 use crate::state::{GroupStatus, OpenGroup};
 use crate::table::Table;
 use crate::{CutOrder, SchedulerState};
@@ -58,7 +59,7 @@ impl Groups {
         for (ticket, held) in held.iter() {
             by_age.insert(held.oldest(), ticket);
         }
-        let order = ReadyOrder::new(order, &held);
+        let order = ReadyOrder::new(order, &held, state.quotas.as_ref());
         Self { held, running, by_age, order, deferred }
     }
 
@@ -78,6 +79,16 @@ impl Groups {
         let mut groups: Vec<OpenGroup> = held.chain(deferred).collect();
         groups.sort_unstable_by_key(|g| g.ticket);
         groups
+    }
+
+    /// The quotas of domains, if there are any.
+    pub(crate) fn quotas(&self) -> Option<&Quotas> {
+        self.order.quotas()
+    }
+
+    /// The quotas of domains, if there are any.
+    pub(crate) fn quotas_mut(&mut self) -> Option<&mut Quotas> {
+        self.order.quotas_mut()
     }
 
     /// Number of groups running or ready.

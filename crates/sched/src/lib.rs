@@ -37,6 +37,12 @@
 //!   This follows from SCHED-1 as long as tickets and slots coincide, so over-sampling, filtering and replacement are not
 //!   allowed.
 //!
+//! - **SCHED-9 (quotas)** With quotas every ticket has a domain. Slot `n` of the stage belongs to the domain that the
+//!   shares give it (exactly over time, [`Apportionment`](rloom_core::Apportionment)), batch `k` is made of slots `k·B` to
+//!   `(k + 1)·B − 1`, and SCHED-1 and SCHED-4 hold in each domain alone: a ticket is issued for the first slot that has no
+//!   group, so the replacement of a group is of its domain, and a batch takes from each domain the groups that come first
+//!   there. Without quotas a slot is a ticket. Deferring stragglers is not possible with quotas.
+//!
 //! # Stopping and resuming
 //!
 //! A stop request finishes the batch being trained or generated, saves a checkpoint and ends the stage; groups still open
@@ -51,19 +57,23 @@
 
 mod admission;
 mod ages;
+mod curriculum;
 mod cut;
 mod error;
 mod groups;
 mod message;
 mod order;
+mod quota;
 mod schedule;
 mod scheduler;
 mod settings;
 mod state;
 mod table;
 
+pub use curriculum::{Attempts, CurriculumSettings, SuccessRates};
 pub use error::{GroupEvent, Requirement, SchedError, StateDefect, WorkKind};
 pub use message::{End, SchedulerCommand, SchedulerEvent};
+pub use quota::QuotaState;
 pub use schedule::{Priority, ScheduleSettings};
 pub use scheduler::{Counts, Scheduler};
 pub use settings::{CutOrder, SchedulerSettings, Stragglers};

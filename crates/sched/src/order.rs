@@ -2,9 +2,10 @@ use std::collections::BTreeMap;
 
 use rloom_core::Ticket;
 
-use crate::CutOrder;
 use crate::groups::HeldGroup;
+use crate::quota::Quotas;
 use crate::table::Table;
+use crate::{CutOrder, QuotaState};
 
 /// Incrementally maintained choice of the ready groups that form the next batch.
 #[derive(Debug, Clone)]
@@ -18,10 +19,15 @@ pub(crate) enum ReadyOrder {
     },
     /// The first groups to become ready, by completion index.
     Completion(BTreeMap<u64, Ticket>),
+    /// The first groups of each domain, as many as the quotas demand.
+    Quotas(Box<Quotas>),
 }
 
 impl ReadyOrder {
-    pub(crate) fn new(order: CutOrder, held: &Table) -> Self {
+    pub(crate) fn new(order: CutOrder, held: &Table, quotas: Option<&QuotaState>) -> Self {
+        if let Some(state) = quotas {
+            return Self::Quotas(Box::new(Quotas::restore(state, order, held)));
+        }
         match order {
             CutOrder::Ticket => {
                 let mut order = Self::Ticket { frontier: None, ready_below: 0 };
@@ -41,8 +47,10 @@ impl ReadyOrder {
 
     /// Records that a group started. In ticket order it has the highest ticket of all.
     pub(crate) fn started(&mut self, ticket: Ticket) {
-        if let Self::Ticket { frontier, .. } = self {
-            frontier.get_or_insert(ticket);
+        match self {
+            Self::Ticket { frontier, .. } => drop(frontier.get_or_insert(ticket)),
+            Self::Completion(_) => {}
+            Self::Quotas(quotas) => quotas.started(ticket),
         }
     }
 
@@ -56,15 +64,18 @@ impl ReadyOrder {
             Self::Completion(ready) => {
                 ready.insert(completion_index, ticket);
             }
+            Self::Quotas(quotas) => quotas.completed(ticket, completion_index),
         }
     }
 
     /// Records that a running group was removed; `held` no longer contains it.
     pub(crate) fn running_removed(&mut self, ticket: Ticket, held: &Table) {
-        if let Self::Ticket { frontier, .. } = self
-            && *frontier == Some(ticket)
-        {
-            self.advance_frontier(held.range_from(ticket));
+        match self {
+            Self::Ticket { frontier, .. } if *frontier == Some(ticket) => {
+                self.advance_frontier(held.range_from(ticket));
+            }
+            Self::Ticket { .. } | Self::Completion(_) => {}
+            Self::Quotas(quotas) => quotas.running_removed(ticket),
         }
     }
 
@@ -77,6 +88,7 @@ impl ReadyOrder {
             Self::Completion(ready) => {
                 ready.remove(&completion_index);
             }
+            Self::Quotas(quotas) => quotas.ready_removed(ticket, completion_index),
         }
     }
 
@@ -89,6 +101,7 @@ impl ReadyOrder {
             }),
             Self::Completion(ready) => (ready.len() >= size)
                 .then(|| std::iter::from_fn(|| ready.pop_first()).take(size).map(|(_, t)| t).collect()),
+            Self::Quotas(quotas) => quotas.take(size),
         }
     }
 
@@ -96,7 +109,18 @@ impl ReadyOrder {
         match self {
             Self::Ticket { frontier, ready_below } => (*frontier, *ready_below) = (None, 0),
             Self::Completion(ready) => ready.clear(),
+            Self::Quotas(quotas) => quotas.clear(),
         }
+    }
+
+    /// The quotas, if there are any.
+    pub(crate) fn quotas(&self) -> Option<&Quotas> {
+        if let Self::Quotas(quotas) = self { Some(quotas) } else { None }
+    }
+
+    /// The quotas, if there are any.
+    pub(crate) fn quotas_mut(&mut self) -> Option<&mut Quotas> {
+        if let Self::Quotas(quotas) = self { Some(quotas) } else { None }
     }
 
     /// Moves the frontier past ready groups to the first running one. Each group is passed at most once, so the total cost

@@ -1,10 +1,10 @@
-use rloom_core::{PolicyVersion, Ticket};
+use rloom_core::{Apportionment, Draw, PolicyVersion, Ticket};
 
 use crate::groups::Groups;
 use crate::state::InFlightWork;
 use crate::{
-    End, GroupEvent, SchedError, SchedulerCommand, SchedulerEvent, SchedulerSettings, SchedulerState,
-    WorkKind,
+    End, GroupEvent, QuotaState, Requirement, SchedError, SchedulerCommand, SchedulerEvent,
+    SchedulerSettings, SchedulerState, StateDefect, Stragglers, WorkKind,
 };
 
 /// The state machine of one stage. An event costs O(log n) in the number of open groups, and as much again per command
@@ -46,6 +46,34 @@ impl Scheduler {
         Self::resume(settings, SchedulerState::default())
     }
 
+    /// Creates or resumes a stage with quotas, by weights of the domains. A new stage has the default state.
+    pub fn with_quotas(
+        settings: SchedulerSettings,
+        weights: &[f64],
+        mut state: SchedulerState,
+    ) -> Result<Self, SchedError> {
+        if settings.stragglers == Stragglers::Defer {
+            return Err(SchedError::DeferRequires(Requirement::NoQuotas));
+        }
+        let is_new = state == SchedulerState::default();
+        match &mut state.quotas {
+            None if is_new => {
+                let sequence = Apportionment::new(weights).ok_or(SchedError::Quotas)?;
+                state.quotas = Some(QuotaState::new(sequence));
+            }
+            None => return Err(StateDefect::Quota.into()),
+            Some(quotas) if quotas.sequence.parties() != weights.len() => {
+                return Err(StateDefect::Quota.into());
+            }
+            Some(quotas) => {
+                if !quotas.sequence.set_weights(weights) {
+                    return Err(SchedError::Quotas);
+                }
+            }
+        }
+        Self::resume(settings, state)
+    }
+
     /// Resumes a stage from a saved state.
     pub fn resume(settings: SchedulerSettings, state: SchedulerState) -> Result<Self, SchedError> {
         settings.validate()?;
@@ -77,7 +105,20 @@ impl Scheduler {
             deferred_round: self.deferred_round,
             evaluated: self.evaluated,
             saved: self.saved,
+            quotas: self.groups.quotas().map(|quotas| quotas.state().clone()),
         }
+    }
+
+    /// The place of a ticket's task: without quotas, tasks are drawn in the order of the tickets.
+    pub fn draw(&self, ticket: Ticket) -> Draw {
+        let drawn = self.groups.quotas().and_then(|quotas| quotas.draw(ticket));
+        drawn.unwrap_or(Draw { domain: 0, position: ticket.0 })
+    }
+
+    /// Changes the weights of the quotas for the groups after those that may already start.
+    pub fn set_quotas(&mut self, weights: &[f64]) -> Result<(), SchedError> {
+        let changed = self.groups.quotas_mut().is_some_and(|quotas| quotas.set_weights(weights));
+        if changed { Ok(()) } else { Err(SchedError::Quotas) }
     }
 
     /// Batches trained and published.
@@ -129,8 +170,11 @@ impl Scheduler {
                 self.drop_running(ticket, GroupEvent::Failed, End::Failed, commands)?;
             }
             SchedulerEvent::BatchTrained => {
-                if !matches!(self.in_flight, InFlightWork::Training(_)) {
+                let InFlightWork::Training(tickets) = &self.in_flight else {
                     return Err(SchedError::NotInFlight(WorkKind::Training));
+                };
+                if let Some(quotas) = self.groups.quotas_mut() {
+                    tickets.iter().for_each(|&ticket| quotas.end(ticket));
                 }
                 self.in_flight = InFlightWork::Nothing;
                 self.version.0 += 1;

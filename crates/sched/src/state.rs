@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use rloom_core::{PolicyVersion, Ticket};
 use serde::{Deserialize, Serialize};
 
-use crate::{SchedError, SchedulerSettings, StateDefect, Stragglers};
+use crate::{QuotaState, SchedError, SchedulerSettings, StateDefect, Stragglers};
 
 /// Complete state of a scheduler except for a stop request: after [`Scheduler::resume`](crate::Scheduler::resume) the same
 /// events give the same commands.
@@ -29,6 +29,9 @@ pub struct SchedulerState {
     /// Last version known to be saved.
     #[serde(default)]
     pub saved: Option<PolicyVersion>,
+    /// Quotas of the domains, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quotas: Option<QuotaState>,
 }
 
 /// A group that has not ended and is in no batch.
@@ -92,6 +95,23 @@ impl SchedulerState {
         }
     }
 
+    /// Repairs a state whose batch in flight was lost in part: its groups become running with the state's version, and the
+    /// batch is cut again.
+    pub fn restart_batch(&mut self) {
+        let InFlightWork::Training(tickets) = std::mem::take(&mut self.in_flight) else { return };
+        let started = self.version;
+        let running = |&ticket| OpenGroup { ticket, status: GroupStatus::Running { started } };
+        self.open_groups.extend(tickets.iter().map(running));
+        self.open_groups.sort_by_key(|group| group.ticket);
+        if let Some(quotas) = &mut self.quotas {
+            for ticket in tickets {
+                if let Some(draw) = quotas.draws.get(&ticket) {
+                    quotas.slots.push_front(draw.domain);
+                }
+            }
+        }
+    }
+
     /// Rejects a state that no scheduler with these settings can have.
     pub(crate) fn validate(&self, settings: &SchedulerSettings) -> Result<(), SchedError> {
         if !self.open_groups.iter().map(|g| g.ticket).is_sorted_by(|a, b| a < b) {
@@ -102,6 +122,13 @@ impl SchedulerState {
         }
         self.validate_groups(settings)?;
         self.validate_batch(settings)?;
+        if let Some(quotas) = &self.quotas {
+            let mut tickets: BTreeSet<Ticket> = self.open_groups.iter().map(|group| group.ticket).collect();
+            if let InFlightWork::Training(batch) = &self.in_flight {
+                tickets.extend(batch);
+            }
+            quotas.validate(&tickets)?;
+        }
         Ok(())
     }
 

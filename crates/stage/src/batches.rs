@@ -193,6 +193,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let published = Instant::now();
         self.clock.published(published - publishing);
         self.reporter.activity(Lane::Train, Activity::Publish, (publishing, published), batch + 1, None);
+        self.end_measured_batch(&groups);
         self.report_step(&groups, &report, end - start);
         self.report_skipped(&report);
         self.clock.trainer_idle();

@@ -21,6 +21,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             self.record(&record)?;
         }
         let evaluated = event == SchedulerEvent::Evaluated;
+        if event == SchedulerEvent::BatchTrained {
+            self.update_quotas()?;
+        }
         let start = Instant::now();
         let mut commands = self.scheduler.handle(event)?;
         self.clock.scheduled(start.elapsed());
@@ -84,7 +87,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             self.pending.push_back(SchedulerEvent::GroupReady { ticket, oldest: version }.into());
             return Ok(());
         }
-        self.groups.start(ticket);
+        self.groups.start(ticket, self.scheduler.draw(ticket));
         if self.journal.is_live() {
             self.launch(ticket)?;
         }

@@ -74,7 +74,7 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     pub(crate) fn start(&mut self, has: impl Fn(PolicyVersion) -> bool) {
         let (Some(evaluator), Some(pending)) = (&self.evaluator, &mut self.pending) else { return };
         if pending.task.is_none() && has(pending.version) {
-            evaluator.counters().reset();
+            evaluator.reset();
             let evaluator = Arc::clone(evaluator);
             pending.started = Instant::now();
             pending.task = Some(tokio::spawn(async move { evaluator.run(SHOWN_COMPLETIONS).await }));
@@ -106,7 +106,7 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     /// Completions scored and their total; `None` if no evaluation runs.
     pub(crate) fn progress(&self) -> Option<(u64, u64)> {
         let evaluator = self.evaluator.as_ref().filter(|_| self.is_running())?;
-        Some((evaluator.counters().scored(), evaluator.completions()))
+        Some((evaluator.scored(), evaluator.completions()))
     }
 
     /// The progress of the running evaluation as an event.
@@ -117,6 +117,6 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
 
     /// Completions scored since the evaluation started.
     pub(crate) fn scored(&self) -> u64 {
-        self.evaluator.as_ref().map_or(0, |evaluator| evaluator.counters().scored())
+        self.evaluator.as_ref().map_or(0, |evaluator| evaluator.scored())
     }
 }

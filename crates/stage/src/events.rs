@@ -157,9 +157,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let filters = self.context.training.algorithm.filters;
         let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
         let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
-        let rule = self.context.training.outcome;
-        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(&e.rewards)).collect();
-        filters.verdict(&outcomes, &rewards)
+        let (rule, domain) = (&self.context.training.outcome, &group.task.domain);
+        let raw: Vec<Option<f64>> = trained.clone().map(|e| rule.unshaped(&e.rewards)).collect();
+        let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(domain, &e.rewards)).collect();
+        let by_method = filters.verdict(&outcomes, &rewards);
+        by_method.or_else(|| self.context.domains.verdict(domain, &raw))
     }
 
     /// Has the Python function decide about a complete group, if there is one. The decision is recorded.
@@ -197,9 +199,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         };
         self.reporter.group_ended(ticket.0, GroupEnd::Filtered, Some(reason.name().to_owned()));
         *self.counters.filtered.entry(reason.name().to_owned()).or_default() += 1;
+        if self.context.domains.are_reported {
+            *self.counters.filtered_domains.entry(group.task.domain.clone()).or_default() += 1;
+        }
+        self.count_attempts(&group);
         let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
-        let max_draws = self.context.training.algorithm.filters.max_draws;
+        let max_draws = self.context.training.algorithm.filters.max_draws.max(self.context.domains.max_draws);
         if filtered + batch > u64::from(max_draws) * batch * self.batches_in_progress() {
             return Err(StageError::NothingLeft {
                 stage: self.stage_name(),

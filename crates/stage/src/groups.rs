@@ -7,7 +7,7 @@ use std::time::Instant;
 use rloom_collect::{
     DemonstrationSource, GroupFailure, GroupProgress, GroupRunner, GroupUpdate, RecordedSource,
 };
-use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Task, Ticket};
+use rloom_core::{Draw, Episode, Group, PolicyId, PolicyVersion, Task, Ticket};
 use rloom_engine::RolloutEngine;
 use rloom_store::journal::{PartialEpisode, Record};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -51,6 +51,8 @@ impl<R: RolloutEngine> GroupSource<R> {
 pub(crate) struct RunningGroup {
     episodes: BTreeMap<u32, Episode>,
     partials: BTreeMap<u32, PartialEpisode>,
+    /// Place of its task in the order of the stage.
+    draw: Draw,
     /// Number and handle of its task, once launched.
     task: Option<(u64, AbortHandle)>,
     started: Option<Instant>,
@@ -187,9 +189,9 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 
     /// Starts a group with the parts that exist; [`launch`](Self::launch) runs it.
-    pub(crate) fn start(&mut self, ticket: Ticket) {
+    pub(crate) fn start(&mut self, ticket: Ticket, draw: Draw) {
         let recovered = self.recovered.remove(&ticket).unwrap_or_default();
-        self.in_flight.insert(ticket, recovered);
+        self.in_flight.insert(ticket, RunningGroup { draw, ..recovered });
     }
 
     /// Started groups whose tasks do not run.
@@ -202,8 +204,8 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
-        let task = runner.task(ticket)?;
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
+        let task = runner.task(group.draw)?;
         let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
@@ -268,7 +270,9 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
 
     /// The failure of a group whose task index nothing has named.
     pub(crate) fn failure(&self, ticket: Ticket, reason: String) -> GroupFailure {
-        let task = self.source.rollouts().map_or(ticket.0, |runner| runner.task_index(ticket));
+        let draw = self.in_flight.get(&ticket).map(|group| group.draw);
+        let runner = self.source.rollouts();
+        let task = runner.zip(draw).map_or(ticket.0, |(runner, draw)| runner.task_index(draw));
         GroupFailure { task, cause: reason.into() }
     }
 

@@ -11,6 +11,7 @@ mod batches;
 mod checkpoints;
 mod clock;
 mod commands;
+mod domains;
 mod error;
 mod evaluation;
 mod events;
@@ -46,6 +47,7 @@ use rloom_telemetry::{RolloutWriter, StageOutline};
 use rloom_text::Tokenizer;
 
 pub use checkpoints::{CheckpointRetention, StageCheckpoints};
+pub use domains::StageDomains;
 pub use error::{Contradiction, StageError, WorkerError};
 pub use evaluation::StageEvaluation;
 pub use groups::{GroupSource, StageGroups};
@@ -79,6 +81,8 @@ pub struct StageContext {
     pub groups_per_batch: u64,
     /// Seed of the run.
     pub seed: u64,
+    /// Quotas, filters and curriculum by domain.
+    pub domains: StageDomains,
     /// Training on batches; determines the filters and outcomes of groups.
     pub training: BatchTrainer,
     /// Staleness, oversampling and the policy for weight updates.

@@ -7,7 +7,7 @@ use rloom_algo::FilterReason;
 use rloom_core::{Episode, Group, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_learn::GivenAdvantages;
-use rloom_sched::{GroupStatus, InFlightWork, OpenGroup, SchedulerEvent, SchedulerState};
+use rloom_sched::{InFlightWork, SchedulerEvent, SchedulerState};
 use rloom_store::journal::Record;
 
 use crate::groups::{GroupPart, StageGroups};
@@ -61,14 +61,10 @@ pub fn restore_groups<R: RolloutEngine + 'static>(
         && tickets.iter().any(|&ticket| !groups.is_ready(ticket))
     {
         // Its groups are regenerated, and the batch is cut again.
-        let started = state.version;
-        let running = |&ticket| OpenGroup { ticket, status: GroupStatus::Running { started } };
-        state.open_groups.extend(tickets.iter().map(running));
-        state.open_groups.sort_by_key(|group| group.ticket);
         for &ticket in tickets {
             groups.take_ready(ticket);
         }
-        state.in_flight = InFlightWork::Nothing;
+        state.restart_batch();
     }
 }
 
@@ -113,7 +109,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             }
             Record::Filtered { ticket } => {
                 let Some(runner) = self.groups.source().rollouts() else { return Ok(None) };
-                let task = runner.task(ticket).map_err(|failure| self.group_error(ticket, failure))?;
+                let task = runner
+                    .task(self.scheduler.draw(ticket))
+                    .map_err(|failure| self.group_error(ticket, failure))?;
                 let Some((group, _)) = self.groups.assemble(ticket, task) else {
                     return Err(self.contradiction(Contradiction::GroupNotStarted { ticket: ticket.0 }));
                 };
@@ -229,11 +227,26 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.check_pinned()?;
         self.load_pinned().await?;
         self.start_evaluation();
+        self.warn_repeated_calls();
         self.launch_waiting()?;
         self.clock.restart(self.engine_statistics());
         self.stall.alive();
         self.note_rollouts();
         Ok(())
+    }
+
+    /// Says that effects of calls may be repeated: a turn is recorded once its calls have returned.
+    fn warn_repeated_calls(&mut self) {
+        let continued = self.groups.in_flight().len();
+        let runner = self.groups.source().rollouts();
+        let records =
+            runner.is_some_and(|runner| runner.episodes().environment_of_policy().records_responses());
+        if records && continued > 0 {
+            self.reporter.warn(format!(
+                "{continued} groups continue after their last recorded turns: calls of tools that ran when the run ended are \
+                 made again"
+            ));
+        }
     }
 
     /// Checks that the weights of all groups in flight are available.

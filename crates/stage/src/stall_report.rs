@@ -83,7 +83,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             }
         }
         if let (true, Some(evaluator)) = (self.evaluation.is_pending(), self.evaluation.evaluator()) {
-            for (key, wait) in evaluator.episodes().longest_waits(SHOWN_WAITS, |_| true) {
+            let waits =
+                evaluator.all_episodes().flat_map(|episodes| episodes.longest_waits(SHOWN_WAITS, |_| true));
+            for (key, wait) in waits.take(SHOWN_WAITS) {
                 let _ = write!(report, "\n  held-out task {} {wait}", key.ticket.0);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rloom_collect::{batch_metrics, completion_text, prompt_text};
+use rloom_collect::{batch_metrics, completion_text, domain_metrics, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RequestTime, RequestTimes, RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::{BatchReport, SkippedSteps};
@@ -24,6 +24,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         } else {
             supervised_metrics(groups)
         };
+        if is_scored && self.context.domains.are_reported {
+            let filtered = std::mem::take(&mut self.counters.filtered_domains);
+            metrics.extend(domain_metrics(groups, &filtered));
+            metrics.extend(self.curriculum_metrics());
+        }
         metrics.extend(report.metrics.clone());
         metrics.extend(training_metrics(report, train_time));
         if times.checkpoint > Duration::ZERO {
@@ -48,6 +53,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let reported = runner.episodes().scorer().take_metrics();
             let named = |(name, value)| (format!("{}{name}", metric::FUNCTION_PREFIX), value);
             metrics.extend(reported.into_iter().map(named));
+            metrics.extend(runner.episodes().environment_of_policy().take_metrics());
         }
         self.reporter.emit(Event::Step { metrics });
         let times = self.weights.engine().and_then(|engine| engine.take_request_times());

@@ -66,9 +66,14 @@ fn bar(output: Output) -> ProgressBar {
 
 fn show(report: &EvaluationReport, output: Output) -> Result<(), Failure> {
     if output.json {
+        let sets = report.sets.iter();
+        let sets: Vec<_> = sets
+            .map(|set| json!({ "name": set.name, "tasks": set.tasks, "accuracy": set.accuracy }))
+            .collect();
         return output.json(&json!({
             "accuracy": report.accuracy,
             "tasks": report.tasks,
+            "sets": sets,
             "metrics": report.metrics,
             "samples": report.samples,
         }));
@@ -84,6 +89,9 @@ fn show(report: &EvaluationReport, output: Output) -> Result<(), Failure> {
     }
     if let Some(length) = report.metrics.get(metric::EVAL_MEAN_LENGTH) {
         output.data(&format!("{:<12} {length:.1} tokens", "mean length"))?;
+    }
+    for (name, value) in event_text::shown_parts(&report.metrics) {
+        output.data(&format!("{name:<12} {}", percent(value)))?;
     }
     let mut at: Vec<(u64, f64)> = report
         .metrics

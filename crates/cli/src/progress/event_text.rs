@@ -182,6 +182,7 @@ impl EventText {
                 parts.push(format!("pass@{k} {}", percent(*value)));
             }
         }
+        parts.extend(shown_parts(metrics).map(|(name, value)| format!("{name} {}", percent(value))));
         let best = if best { ", best so far" } else { "" };
         let title = self.output.paint(BOLD, "held out");
         format!("{title} at step {step}: {} of {tasks} tasks{best}", parts.join(", "))
@@ -196,6 +197,16 @@ impl EventText {
         self.shown = Some(step);
         completion(sample, self.output)
     }
+}
+
+/// Accuracies of the domains and of the further sets of an evaluation, by name.
+pub(crate) fn shown_parts(metrics: &Metrics) -> impl Iterator<Item = (String, f64)> {
+    let of_domain = |name: &str| Some(name.strip_prefix(metric::EVAL_DOMAIN_ACCURACY_PREFIX)?.to_owned());
+    let of_set = |name: &str| {
+        let set = name.strip_prefix(metric::EVAL_SET_PREFIX)?.strip_suffix("/accuracy")?;
+        Some(format!("set {set}"))
+    };
+    metrics.iter().filter_map(move |(name, value)| Some((of_domain(name).or_else(|| of_set(name))?, *value)))
 }
 
 /// Formats the lengths of prompts as one line.

@@ -216,7 +216,7 @@ fn evaluate(max_running: usize) -> (EvaluationReport, usize) {
     let dataset = Dataset::open(&data(), Split::Eval, 1).unwrap();
     let evaluator = Evaluator::new(episodes(&bounded), dataset, TASKS, SAMPLES, sampling());
     let report = in_rounds(&engine, evaluator.run(TASKS as usize)).unwrap();
-    assert_eq!(evaluator.counters().scored(), evaluator.completions());
+    assert_eq!(evaluator.scored(), evaluator.completions());
     (report, engine.most())
 }
 

@@ -20,33 +20,8 @@ pub(super) fn check(
         problems.push(setting(environment, error.key, &error.problem));
     }
     let name = environment.value.name();
-    let generator = data.value.source.name();
-    let is_files = matches!(data.value.source, Source::Files(_));
-    match environment.value.generator() {
-        // Files may contain any task; the environment parses the answer of each.
-        Some(played) if played != generator && !is_files => problems.push(
-            Problem::new(
-                Code::Conflict,
-                format!("the `{name}` environment cannot play the tasks of the `{generator}` generator"),
-            )
-            .at(environment.origin_or_table("kind"), "parses a game from a task's answer")
-            .at_if_set(data.origin("generator"), "its answers do not contain one")
-            .hint(format!("set `{} = \"{played}\"`, or remove the environment", data.name("generator"))),
-        ),
-        None if data.value.source.is_game()
-            && matches!(environment.value, EnvironmentSettings::SingleTurn) =>
-        {
-            problems.push(
-                Problem::new(
-                    Code::Conflict,
-                    format!("the `{generator}` generator creates games of several turns, but the environment has only one"),
-                )
-                .at(data.origin_or_table("generator"), "")
-                .at_if_set(environment.origin("kind"), "ends after one turn")
-                .hint(set_game(environment, data)),
-            );
-        }
-        _ => {}
+    for part in data.value.parts() {
+        check_source(environment, data, &part.source, problems);
     }
     if let Some(reward) = reward
         && !environment.value.has_steps()
@@ -63,6 +38,41 @@ pub(super) fn check(
                 .at_if_set(environment.origin("kind"), "")
                 .hint(format!("remove the component, or {}", set_game(environment, data))),
         );
+    }
+}
+
+/// Checks that the environment plays the tasks of a source.
+fn check_source(
+    environment: &Section<EnvironmentSettings>,
+    data: &Section<DataSettings>,
+    source: &Source,
+    problems: &mut Vec<Problem>,
+) {
+    let (name, generator) = (environment.value.name(), source.name());
+    let is_files = matches!(source, Source::Files(_));
+    match environment.value.generator() {
+        // Files may contain any task; the environment parses the answer of each.
+        Some(played) if played != generator && !is_files => problems.push(
+            Problem::new(
+                Code::Conflict,
+                format!("the `{name}` environment cannot play the tasks of the `{generator}` generator"),
+            )
+            .at(environment.origin_or_table("kind"), "parses a game from a task's answer")
+            .at_if_set(data.origin("generator"), "its answers do not contain one")
+            .hint(format!("set `{} = \"{played}\"`, or remove the environment", data.name("generator"))),
+        ),
+        None if source.is_game() && matches!(environment.value, EnvironmentSettings::SingleTurn) => {
+            problems.push(
+                Problem::new(
+                    Code::Conflict,
+                    format!("the `{generator}` generator creates games of several turns, but the environment has only one"),
+                )
+                .at(data.origin_or_table("generator"), "")
+                .at_if_set(environment.origin("kind"), "ends after one turn")
+                .hint(set_game(environment, data)),
+            );
+        }
+        _ => {}
     }
 }
 

@@ -1,5 +1,8 @@
 //! `[eval]`.
 
+use rloom_env::EnvironmentSettings;
+
+use super::run::invalid_name;
 use super::{environment, eval_tables, values};
 use crate::compose::{Draft, EvalDraft};
 use crate::problem::{Code, Problem};
@@ -30,6 +33,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
                 )),
         );
     }
+    check_sets(eval, problems);
     if let Some(size) = eval.data.value.source.eval_size()
         && size < keys.value.tasks
     {
@@ -57,6 +61,50 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         environment: eval.environment.value.clone(),
         reward: eval.reward.value.clone(),
         rollout: eval.rollout.value.clone(),
+        sets: keys.value.sets.clone(),
+    }
+}
+
+/// `[[eval.sets]]`, whose tables are complete and have no layers.
+fn check_sets(eval: &EvalDraft, problems: &mut Vec<Problem>) {
+    let keys = &eval.keys;
+    let mut refuse = |message: String| {
+        problems.push(Problem::new(Code::Conflict, message).at(keys.origin_or_table("sets"), ""));
+    };
+    for (place, set) in keys.value.sets.iter().enumerate() {
+        let name = &set.name;
+        if let Some(reason) = invalid_name(name) {
+            refuse(format!("`eval.sets`: the name {name:?} is not valid: {reason}"));
+        }
+        if keys.value.sets[..place].iter().any(|other| other.name == *name) {
+            refuse(format!("`eval.sets`: two sets are named `{name}`"));
+        }
+        let tasks = set.tasks.unwrap_or(keys.value.tasks);
+        if tasks == 0 {
+            refuse(format!("`eval.sets`: `tasks` of `{name}` must be at least 1, but is 0"));
+        }
+        if let Some(size) = set.data.source.eval_size().filter(|size| *size < tasks) {
+            refuse(format!("`eval.sets`: `{name}` has {size} held-out tasks, fewer than its {tasks} tasks"));
+        }
+        if let Err(error) = set.data.validate() {
+            refuse(format!("`eval.sets`: data of `{name}`: {error}"));
+        } else if !set.data.has_held_out() {
+            refuse(format!(
+                "`eval.sets`: the data of `{name}` has no held-out split: it needs `eval_path` or `eval_rows`"
+            ));
+        }
+        if let Some(reward) = &set.reward {
+            match reward.validate() {
+                Err(error) => refuse(format!("`eval.sets`: reward of `{name}`: {error}")),
+                Ok(()) if !reward.has_verifier() => {
+                    refuse(format!("`eval.sets`: no component of the reward of `{name}` is a verifier"));
+                }
+                Ok(()) => {}
+            }
+        }
+        if let Some(Err(error)) = set.environment.as_ref().map(EnvironmentSettings::validate) {
+            refuse(format!("`eval.sets`: environment of `{name}`: {error}"));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checks across settings: those that contradict each other, and those that have no effect.
 
 mod cluster;
+mod domains;
 mod environment;
 mod eval;
 mod eval_tables;

@@ -65,6 +65,9 @@ fn all_data(draft: &Draft) -> impl Iterator<Item = &Section<DataSettings>> {
 fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSettings> {
     let keys = draft.tokenizer.as_ref().map(|t| t.value.clone()).unwrap_or_default();
     let mut needed = BTreeSet::new();
+    for set in draft.eval.iter().flat_map(|eval| &eval.keys.value.sets) {
+        needed.extend(set.data.alphabet().into_iter().flat_map(|text| text.chars().collect::<Vec<_>>()));
+    }
     let before = problems.len();
     for data in all_data(draft) {
         match data.value.alphabet() {
@@ -77,8 +80,7 @@ fn tokenizer(draft: &Draft, problems: &mut Vec<Problem>) -> Option<CharacterSett
             ),
             None => {}
         }
-        if data.value.prompt_format.chat.unwrap_or(data.value.prompt_format.system.is_some())
-            && keys.chat_template.is_none()
+        if data.value.parts().any(|part| part.prompt_format.is_conversation()) && keys.chat_template.is_none()
         {
             let key = if data.is_set("chat") { "chat" } else { "system" };
             problems.push(

@@ -22,7 +22,7 @@ fn unread_tables(draft: &Draft, problems: &mut Vec<Problem>) {
     let samples = draft.stages.iter().any(|s| s.rollout.is_some());
     for name in SHARED {
         let read = match name {
-            "sampling" | "schedule" => samples,
+            "sampling" | "schedule" | "domains" => samples,
             "reward" | "rollout" => samples || draft.eval.is_some(),
             _ => true,
         };
@@ -62,6 +62,7 @@ fn readers<'a>(draft: &'a Draft, name: &str) -> Vec<Reader<'a>> {
             ("reward", Some(rollout)) => found.push(reader!(rollout.reward)),
             ("rollout", Some(rollout)) => found.push(reader!(rollout.engine)),
             ("schedule", Some(rollout)) => found.push(reader!(rollout.schedule)),
+            ("domains", Some(rollout)) => found.push(reader!(rollout.domains)),
             _ => {}
         }
     }

@@ -3,10 +3,10 @@
 use rloom_algo::{AlgoError, Algorithm, Method};
 use rloom_engine::Backend;
 
-use super::environment;
 use super::run::{bad_name, invalid_name};
 use super::schedule;
 use super::values::{self, at_least};
+use super::{domains, environment};
 use crate::compose::{Draft, StageDraft};
 use crate::layered::suggest;
 use crate::problem::{Code, Problem};
@@ -230,7 +230,7 @@ fn rollout(
 ) -> Option<StageRollout> {
     let section = &stage.keys;
     let Some(rollout) = &stage.rollout else {
-        for name in ["sampling", "reward", "rollout", "schedule", "allow_truncated_sampling"] {
+        for name in ["sampling", "reward", "rollout", "schedule", "domains", "allow_truncated_sampling"] {
             if let Some(origin) = section.key_origin(name) {
                 problems.push(
                     Problem::new(Code::Unread, format!("nothing reads `{}`", section.name(name)))
@@ -246,12 +246,14 @@ fn rollout(
     values::engine(&rollout.engine, problems);
     let allowed = section.value.allow_truncated_sampling.unwrap_or(false);
     check_truncation(stage, &rollout.sampling, allowed, problems);
+    domains::check(&rollout.domains, &rollout.schedule, &rollout.reward.value, algorithm, problems);
     Some(StageRollout {
         sampling: rollout.sampling.value.clone(),
         allow_truncated_sampling: allowed,
         engine: rollout.engine.value.clone(),
         reward: rollout.reward.value.clone(),
         schedule: schedule::check(stage, &rollout.schedule, algorithm, problems),
+        domains: rollout.domains.value.clone(),
     })
 }
 

@@ -388,3 +388,33 @@ fn shared_keys_that_every_stage_overrides_are_refused() {
     let (codes, text) = errors_of("", &[&replaced[0], &replaced[1]]);
     assert_eq!(codes, [Code::Unread], "{text}");
 }
+
+#[test]
+fn domains() {
+    compare(
+        "domains",
+        &[
+            ("[domains]\nquota = { a = 1 }\n", &[Code::UnknownKey]),
+            ("[domains]\nquotas = { a = 0 }\n", &[Code::OutOfRange]),
+            ("[domains]\nfilters = { a = { mean = [0.9, 0.1] } }\n", &[Code::OutOfRange]),
+            ("[domains]\nmax_draws = 3\n", &[Code::Unread]),
+            ("[domains]\ncurriculum = {}\n", &[Code::Unread]),
+            ("[domains]\nquotas = { a = 1 }\ncurriculum = { floor = 0 }\n", &[Code::OutOfRange]),
+            (
+                "[domains]\nquotas = { a = 1, b = 1 }\ncurriculum = {}\n[reward]\n\
+                 components = [{ kind = \"exact\", domains = [\"a\"] }, { kind = \"random\" }]\n",
+                &[Code::Conflict],
+            ),
+            (
+                "[domains]\nquotas = { a = 1 }\n[schedule]\nstragglers = \"defer\"\ncut_order = \"completion\"\noversample = 2\n",
+                &[Code::Conflict],
+            ),
+            ("[reward]\ncomponents = [{ kind = \"exact\", domains = [] }]\n", &[Code::Conflict]),
+            ("[[data.sources]]\ngenerator = \"sorting\"\nwieght = 2\n", &[Code::UnknownKey]),
+            (
+                "[[eval.sets]]\nname = \"a b\"\ntasks = 0\ndata = { generator = \"sorting\" }\n",
+                &[Code::Conflict, Code::Conflict],
+            ),
+        ],
+    );
+}

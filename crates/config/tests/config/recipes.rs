@@ -32,8 +32,30 @@ fn assert_round_trip(config: &Config) {
 
 #[test]
 fn recipes_are_valid_and_round_trip() {
-    for name in ["arithmetic.toml", "frozen-lake.toml", "gsm8k.toml", "guess.toml", "tic-tac-toe.toml"] {
+    for name in [
+        "arithmetic.toml",
+        "frozen-lake.toml",
+        "gsm8k.toml",
+        "guess.toml",
+        "mixed-domains.toml",
+        "tic-tac-toe.toml",
+    ] {
         assert_round_trip(&recipe(name));
+    }
+}
+
+#[test]
+fn recipes_with_tools_are_valid_and_round_trip() {
+    for (name, tool, turns) in [("calculator", "calculator", 2), ("retool", "python", 6)] {
+        let config = recipe(&format!("{name}.toml"));
+        assert_round_trip(&config);
+        let environments = config.stages.iter().map(|stage| &stage.environment);
+        for environment in environments.chain(config.eval.as_ref().map(|eval| &eval.environment)) {
+            let EnvironmentSettings::Tools(tools) = environment else { panic!("{name}: {environment:?}") };
+            let kind =
+                serde_json::to_value(&tools.tools[0]).ok().and_then(|table| table.get("kind").cloned());
+            assert_eq!((kind, tools.max_turns), (Some(tool.into()), turns), "{name}");
+        }
     }
 }
 

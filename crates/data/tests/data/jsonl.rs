@@ -124,6 +124,7 @@ fn prompt_format_is_applied_to_rows() {
             template: Some("Question: {prompt}\nAnswer:".into()),
             ..PromptFormat::default()
         },
+        domain: None,
     };
     let task = Dataset::open(&settings, Split::Train, 0).unwrap().get(0).unwrap();
     assert_eq!(text(&task), "Question: 2+2\nAnswer:");

@@ -171,7 +171,7 @@ fn answers_are_optional_until_something_reads_them() {
         let dataset = data
             .open_with(Split::Train, |settings| settings.answer_field = field.map(str::to_owned))
             .unwrap();
-        data.text(&dataset.check_answers("the reward `math`").unwrap_err())
+        data.text(&dataset.check_answers(&|_| Some("the reward `math`".to_owned())).unwrap_err())
     };
     let all = data(&rows);
     let answers: Vec<String> = all.tasks(Split::Train).into_iter().map(|task| task.answer).collect();
@@ -205,7 +205,11 @@ fn answers_are_optional_until_something_reads_them() {
         error(&[json!({"prompt": "a", "answer": "so\n#### "})], None),
         "data.jsonl:1: `answer` contains no answer"
     );
-    data(&rows[..1]).open(Split::Train).unwrap().check_answers("the reward `math`").unwrap();
+    data(&rows[..1])
+        .open(Split::Train)
+        .unwrap()
+        .check_answers(&|_| Some("the reward `math`".to_owned()))
+        .unwrap();
 }
 
 #[test]

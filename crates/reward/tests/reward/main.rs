@@ -1,6 +1,7 @@
 //! Rewards on given completions.
 
 mod answers;
+mod domains;
 mod functions;
 mod judges;
 mod pairs;

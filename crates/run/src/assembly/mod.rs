@@ -36,6 +36,7 @@ use rloom_text::Tokenizer;
 pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
 pub use self::judges::EmbeddedJudges;
+pub(crate) use self::placement::eval_prefix;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 

@@ -190,19 +190,10 @@ impl RewardTest {
         if self.completions.is_empty() {
             return Ok(Vec::new());
         }
-        let mut tasks: BTreeMap<u64, Task> = BTreeMap::new();
-        if !dataset.is_generated() {
-            for task in dataset.iter() {
-                let task = task?;
-                tasks.insert(task.index, task);
-            }
-        }
         let mut groups: Vec<Vec<Candidate>> = Vec::new();
         let mut places: BTreeMap<u64, usize> = BTreeMap::new();
         for GivenCompletion { task, completion, truncated, path, line } in &self.completions {
-            let found =
-                if dataset.is_generated() { dataset.get(*task).ok() } else { tasks.get(task).cloned() };
-            let Some(found) = found else {
+            let Some(found) = dataset.find(*task)? else {
                 return Err(RewardTestError::NoTask { path: path.clone(), line: *line, task: *task });
             };
             let place = *places.entry(*task).or_insert_with(|| {

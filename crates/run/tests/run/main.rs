@@ -1,6 +1,7 @@
 //! Whole runs.
 
 mod changes;
+mod domains;
 mod engines;
 mod exactness;
 mod failures;
@@ -27,3 +28,4 @@ mod staleness;
 )]
 #[path = "../../../remote/tests/remote/stand_in/mod.rs"]
 mod stand_in;
+mod tools;

@@ -90,7 +90,7 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         is_sampler_exact: true,
         seed: config.run.seed,
         stage: 1,
-        outcome: OutcomeRule { has_verifier: false, is_shaped: false },
+        outcome: OutcomeRule { verified: rloom_reward::DomainSet::none(), is_shaped: false },
         step_reward_weight: 0.0,
     };
     let scorer = |policy| Scorer {

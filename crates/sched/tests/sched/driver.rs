@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rloom_core::{PolicyVersion, Ticket};
+use rloom_core::{Apportionment, Draw, PolicyVersion, Ticket};
 use rloom_sched::{
     Counts, CutOrder, End, GroupStatus, InFlightWork, OpenGroup, Scheduler, SchedulerCommand, SchedulerEvent,
     SchedulerSettings, SchedulerState, Stragglers,
@@ -24,6 +24,10 @@ pub(crate) struct Schedule {
 pub(crate) struct SimulatedDriver {
     pub(crate) settings: SchedulerSettings,
     pub(crate) scheduler: Scheduler,
+    /// Domain of each slot of the stage; empty without quotas.
+    slots: Vec<u32>,
+    /// Draws of all tickets so far, with quotas.
+    pub(crate) draws: BTreeMap<Ticket, Draw>,
     /// Running groups and the versions they started with.
     pub(crate) running: BTreeMap<Ticket, u64>,
     /// Ready groups, their oldest versions and their completion indices.
@@ -52,9 +56,23 @@ pub(crate) struct SimulatedDriver {
 
 impl SimulatedDriver {
     pub(crate) fn new(settings: SchedulerSettings) -> Self {
+        Self::begun(settings, Scheduler::new(settings).unwrap(), Vec::new())
+    }
+
+    /// A driver of a stage with quotas.
+    pub(crate) fn with_quotas(settings: SchedulerSettings, weights: &[f64]) -> Self {
+        let scheduler = Scheduler::with_quotas(settings, weights, SchedulerState::default()).unwrap();
+        let mut sequence = Apportionment::new(weights).unwrap();
+        let slots = settings.batches * settings.groups_per_batch;
+        Self::begun(settings, scheduler, (0..slots).map(|_| sequence.turn() as u32).collect())
+    }
+
+    fn begun(settings: SchedulerSettings, scheduler: Scheduler, slots: Vec<u32>) -> Self {
         let mut driver = Self {
             settings,
-            scheduler: Scheduler::new(settings).unwrap(),
+            scheduler,
+            slots,
+            draws: BTreeMap::new(),
             running: BTreeMap::new(),
             ready: BTreeMap::new(),
             deferred: BTreeSet::new(),
@@ -142,12 +160,52 @@ impl SimulatedDriver {
         if !again && self.ever_put_off_runs() {
             assert!(self.deferred.is_empty() && self.replaced > 0, "a deferred round contains other groups");
         }
+        if !self.slots.is_empty() {
+            self.check_draw(ticket);
+        }
         assert!(self.running.insert(ticket, self.version()).is_none());
         if self.settings.pin_version {
             let batch = ticket.0 / self.settings.groups_per_batch;
             let pinned = batch.saturating_sub(self.settings.max_staleness);
             assert_eq!(pinned, self.version(), "SCHED-8: {ticket:?}");
         }
+    }
+
+    /// Checks that a new ticket has the next task of its domain.
+    fn check_draw(&mut self, ticket: Ticket) {
+        let draw = self.scheduler.draw(ticket);
+        let before = self.draws.values().filter(|other| other.domain == draw.domain).count();
+        assert_eq!(draw.position, before as u64, "SCHED-9: tasks of a domain are drawn in order");
+        assert!(self.draws.insert(ticket, draw).is_none());
+    }
+
+    pub(crate) fn domain(&self, ticket: Ticket) -> u32 {
+        self.draws.get(&ticket).map_or(0, |draw| draw.domain)
+    }
+
+    /// Number of groups of each domain in a range of slots.
+    fn quota(&self, slots: std::ops::Range<u64>) -> BTreeMap<u32, usize> {
+        let mut quota = BTreeMap::new();
+        for slot in slots {
+            *quota.entry(self.slots.get(slot as usize).copied().unwrap_or(0)).or_default() += 1;
+        }
+        quota
+    }
+
+    /// The same batch, and the same groups beside it, of each domain alone.
+    fn by_domain(&self, tickets: &[Ticket]) -> Vec<(Vec<Ticket>, Vec<Ticket>, Vec<u64>)> {
+        let domains: BTreeSet<u32> = self.slots.iter().copied().chain([0]).collect();
+        let of = |domain: u32| {
+            let own = |t: &&Ticket| self.domain(**t) == domain;
+            let held = self.running.keys().chain(self.ready.keys());
+            let indices = self.ready.iter().filter(|(t, _)| self.domain(**t) == domain).map(|(_, (_, i))| *i);
+            (
+                tickets.iter().filter(own).copied().collect(),
+                held.filter(own).copied().collect(),
+                indices.collect(),
+            )
+        };
+        domains.into_iter().map(of).collect()
     }
 
     fn ever_put_off_runs(&self) -> bool {
@@ -157,23 +215,33 @@ impl SimulatedDriver {
     fn train(&mut self, batch: u64, tickets: &[Ticket]) {
         assert_eq!(batch, self.version());
         assert_eq!(tickets.len() as u64, self.settings.groups_per_batch);
-        let mut indices = Vec::new();
+        if !self.slots.is_empty() {
+            let size = self.settings.groups_per_batch;
+            let mut found = BTreeMap::new();
+            tickets.iter().for_each(|ticket| *found.entry(self.domain(*ticket)).or_default() += 1);
+            assert_eq!(found, self.quota(batch * size..(batch + 1) * size), "SCHED-9");
+        }
+        let mut indices = BTreeMap::new();
         for ticket in tickets {
             let (oldest, completion_index) =
                 self.ready.remove(ticket).expect("only ready groups are trained");
             assert!(batch - oldest <= self.settings.max_staleness, "SCHED-2");
-            indices.push(completion_index);
+            indices.insert(*ticket, completion_index);
         }
         match self.settings.cut_order {
-            CutOrder::Ticket => {
-                assert!(tickets.is_sorted(), "SCHED-4");
-                let next = self.running.keys().chain(self.ready.keys()).min();
-                assert!(next.is_none_or(|n| n > tickets.last().unwrap()), "SCHED-4");
-            }
-            CutOrder::Completion => {
-                assert!(indices.is_sorted(), "SCHED-4");
-                let next = self.ready.values().map(|(_, index)| index).min();
-                assert!(next.is_none_or(|n| n > indices.last().unwrap()), "SCHED-4");
+            CutOrder::Ticket => assert!(tickets.is_sorted(), "SCHED-4"),
+            CutOrder::Completion => assert!(tickets.is_sorted_by_key(|t| indices[t]), "SCHED-4"),
+        }
+        for (batch, left, indices_left) in self.by_domain(tickets) {
+            match self.settings.cut_order {
+                CutOrder::Ticket => {
+                    let next = left.iter().min();
+                    assert!(next.is_none_or(|n| batch.iter().all(|t| t < n)), "SCHED-4");
+                }
+                CutOrder::Completion => {
+                    let next = indices_left.iter().min();
+                    assert!(next.is_none_or(|n| batch.iter().all(|t| indices[t] < *n)), "SCHED-4");
+                }
             }
         }
         let were_deferred = tickets.iter().filter(|t| self.ever_deferred.contains(t)).count();
@@ -290,6 +358,7 @@ impl SimulatedDriver {
         if may_admit && !self.stopping && !self.finished {
             let needed = (v + 1 + s.max_staleness).min(s.batches) * s.groups_per_batch;
             assert!(sum >= needed, "SCHED-1: slots are free and nothing starts");
+            self.check_domains_full(needed);
         }
         if s.max_staleness == 0 && in_flight {
             assert_eq!(held, 0, "SCHED-6");
@@ -300,18 +369,33 @@ impl SimulatedDriver {
             assert!(next_batch < s.batches && oldest + s.max_staleness >= next_batch, "SCHED-7");
         }
         if !in_flight && !self.finished {
-            let size = s.groups_per_batch as usize;
-            let cuttable = match s.cut_order {
-                CutOrder::Completion => self.ready.len() >= size,
-                CutOrder::Ticket => {
-                    let first_running = self.running.keys().next();
-                    let in_line = self.ready.keys().filter(|t| first_running.is_none_or(|r| *t < r));
-                    in_line.count() >= size
+            let cuttable = |(domain, wanted): (u32, usize)| {
+                let own = |t: &&Ticket| self.domain(**t) == domain;
+                let ready = self.ready.keys().filter(own);
+                match s.cut_order {
+                    CutOrder::Completion => ready.count() >= wanted,
+                    CutOrder::Ticket => {
+                        let first_running = self.running.keys().find(own);
+                        ready.filter(|t| first_running.is_none_or(|r| *t < r)).count() >= wanted
+                    }
                 }
             };
-            assert!(!cuttable, "SCHED-4: a complete batch was not cut");
+            let next = self.quota(v * s.groups_per_batch..(v + 1) * s.groups_per_batch);
+            assert!(!next.into_iter().all(cuttable), "SCHED-4: a complete batch was not cut");
         }
         assert_eq!(self.scheduler.state().open_groups, self.open_groups());
+    }
+
+    /// Checks that each of the first `slots` slots has a group of its domain, with quotas.
+    fn check_domains_full(&self, slots: u64) {
+        let trained = self.batches.iter().flatten().chain(self.training.iter().flatten());
+        let mut found: BTreeMap<u32, usize> = BTreeMap::new();
+        for &ticket in trained.chain(self.running.keys()).chain(self.ready.keys()) {
+            *found.entry(self.domain(ticket)).or_default() += 1;
+        }
+        for (domain, wanted) in self.quota(0..slots).into_iter().filter(|_| !self.slots.is_empty()) {
+            assert!(found.get(&domain).is_some_and(|n| *n >= wanted), "SCHED-9: {found:?}");
+        }
     }
 
     fn open_groups(&self) -> Vec<OpenGroup> {
@@ -367,6 +451,10 @@ impl SimulatedDriver {
                     }
                     SchedulerCommand::Evaluate(version) => self.evaluations.push(version.0),
                     SchedulerCommand::Finish => finished = true,
+                    SchedulerCommand::StartGroup(ticket) if !self.slots.is_empty() => {
+                        let draw = scheduler.draw(ticket);
+                        assert!(self.draws.insert(ticket, draw).is_none_or(|before| before == draw));
+                    }
                     SchedulerCommand::StartGroup(_)
                     | SchedulerCommand::Defer(_)
                     | SchedulerCommand::Checkpoint(_) => {}

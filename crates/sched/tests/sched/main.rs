@@ -5,6 +5,7 @@
 
 mod cases;
 mod driver;
+mod quotas;
 mod reference;
 mod restarts;
 mod rules;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_algo::AlgorithmState;
 use rloom_core::{PolicyId, PolicyVersion};
-use rloom_sched::SchedulerState;
+use rloom_sched::{SchedulerState, SuccessRates};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointName;
@@ -39,6 +39,12 @@ pub struct GroupCounters {
     pub filtered: BTreeMap<String, u64>,
     /// Groups failed since the last batch.
     pub failed: u64,
+    /// Groups filtered out since the last batch, by domain.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub filtered_domains: BTreeMap<String, u64>,
+    /// Success of the domains that a curriculum follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub success: Option<SuccessRates>,
 }
 
 /// Position of a run in its recipe, and the state of scheduler and algorithm.

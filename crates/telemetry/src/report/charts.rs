@@ -1,5 +1,7 @@
 //! The charts of the page, and those that are left out or folded away.
 
+use std::borrow::Cow;
+
 use rloom_core::metric;
 use serde::Serialize;
 
@@ -13,8 +15,8 @@ pub(super) struct Chart {
 /// A line of a chart, which may continue under several metrics.
 #[derive(Debug, Serialize)]
 pub(super) struct Line {
-    pub(super) label: &'static str,
-    pub(super) names: Vec<&'static str>,
+    pub(super) label: Cow<'static, str>,
+    pub(super) names: Vec<Cow<'static, str>>,
 }
 
 /// A chart whose lines are constant.
@@ -23,7 +25,7 @@ pub(super) struct Constant {
     pub(super) title: &'static str,
     pub(super) unit: &'static str,
     /// Label and value of each line.
-    pub(super) values: Vec<(&'static str, f64)>,
+    pub(super) values: Vec<(Cow<'static, str>, f64)>,
 }
 
 impl Chart {
@@ -40,7 +42,7 @@ impl Chart {
         let mut values = Vec::new();
         for line in &self.series {
             for name in line.names.iter().filter(|name| present(name)) {
-                values.push((line.label, constant(name)?));
+                values.push((line.label.clone(), constant(name)?));
             }
         }
         (!values.is_empty()).then_some(Constant { title: self.title, unit: self.unit, values })
@@ -56,11 +58,13 @@ pub(super) const ONLY_OFF_POLICY: [&str; 4] = ["Token age", "Fresh tokens", "Ove
 pub(super) const MISMATCH: &str = "Largest |sampling − training| log-probability difference";
 
 pub(super) fn charts() -> Vec<Chart> {
-    let one = |title, unit, name| Chart { title, unit, series: vec![Line { label: "", names: vec![name] }] };
+    let line =
+        |label: &'static str, name: &'static str| Line { label: label.into(), names: vec![name.into()] };
+    let one = |title, unit, name| Chart { title, unit, series: vec![line("", name)] };
     let two = |title, unit, a: (&'static str, &'static str), b: (&'static str, &'static str)| Chart {
         title,
         unit,
-        series: vec![Line { label: a.0, names: vec![a.1] }, Line { label: b.0, names: vec![b.1] }],
+        series: vec![line(a.0, a.1), line(b.0, b.1)],
     };
     vec![
         two(
@@ -88,10 +92,13 @@ pub(super) fn charts() -> Vec<Chart> {
             title: "Groups replaced",
             unit: "",
             series: vec![
-                Line { label: "equal outcomes", names: vec!["filtered/equal_outcomes"] },
-                Line { label: "none kept", names: vec!["filtered/none_kept"] },
-                Line { label: "no outcome", names: vec!["filtered/no_outcome"] },
-                Line { label: "function", names: vec!["filtered/function"] },
+                line("equal outcomes", "filtered/equal_outcomes"),
+                line("none kept", "filtered/none_kept"),
+                line("no outcome", "filtered/no_outcome"),
+                line("function", "filtered/function"),
+                line("too hard", "filtered/too_hard"),
+                line("too easy", "filtered/too_easy"),
+                line("low spread", "filtered/low_spread"),
             ],
         },
         one("Explained variance of the value", "", metric::VALUE_EXPLAINED_VARIANCE),
@@ -110,4 +117,43 @@ pub(super) fn charts() -> Vec<Chart> {
         one("Overlap", "%", metric::OVERLAP),
         two("Queues", "groups", ("ready", metric::QUEUE_READY), ("running", metric::QUEUE_RUNNING)),
     ]
+}
+
+/// Charts with a line for each name that follows a prefix: title, unit, prefix, and what has to follow the name.
+const BY_NAME: [(&str, &str, &str, &str); 6] = [
+    ("Held-out accuracy by domain", "%", metric::EVAL_DOMAIN_ACCURACY_PREFIX, ""),
+    ("Held-out accuracy of further sets", "%", metric::EVAL_SET_PREFIX, "/accuracy"),
+    ("Reward by domain", "", metric::DOMAIN_REWARD_PREFIX, ""),
+    ("Completion length by domain", "tokens", metric::DOMAIN_MEAN_LENGTH_PREFIX, ""),
+    ("Filtered groups by domain", "%", metric::DOMAIN_FILTERED_PREFIX, ""),
+    ("Share of the groups by domain", "%", metric::DOMAIN_SHARE_PREFIX, ""),
+];
+/// Most lines of a chart by name.
+const LINES: usize = 12;
+
+/// The name in a metric that one of the charts by name shows, with the index of the chart.
+fn named(metric: &str) -> Option<(usize, &str)> {
+    BY_NAME.iter().enumerate().find_map(|(index, (_, _, prefix, after))| {
+        let name = metric.strip_prefix(prefix)?.strip_suffix(after)?;
+        (!name.is_empty()).then_some((index, name))
+    })
+}
+
+/// True if a chart by name shows the metric.
+pub(super) fn is_by_name(metric: &str) -> bool {
+    named(metric).is_some()
+}
+
+/// The charts by name of these metrics, which are in order.
+pub(super) fn charts_by_name<'m>(metrics: impl Iterator<Item = &'m String>) -> Vec<Chart> {
+    let mut charts = BY_NAME.map(|(title, unit, ..)| Chart { title, unit, series: Vec::new() });
+    for metric in metrics {
+        if let Some((index, name)) = named(metric)
+            && charts[index].series.len() < LINES
+        {
+            let names = vec![metric.clone().into()];
+            charts[index].series.push(Line { label: name.to_owned().into(), names });
+        }
+    }
+    charts.into_iter().filter(|chart| !chart.series.is_empty()).collect()
 }

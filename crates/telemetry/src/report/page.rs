@@ -6,7 +6,7 @@ use std::path::Path;
 use rloom_core::metric;
 use serde::Serialize;
 
-use super::charts::{Chart, Constant, MISMATCH, ONLY_OFF_POLICY, charts};
+use super::charts::{Chart, Constant, MISMATCH, ONLY_OFF_POLICY, charts, charts_by_name, is_by_name};
 use super::completions::{Completions, Row, Source, short};
 use super::series::{Curve, Series};
 use super::timeline::{StageTimeline, Timelines};
@@ -14,6 +14,8 @@ use crate::event::{Event, EventLine, Metrics, StageOutline};
 use crate::event_file::{EventFile, SkippedLines};
 use crate::state::{RunState, StateReader};
 
+/// Most series by domain or evaluation set; further ones are left out.
+const SERIES_BY_NAME: usize = 72;
 /// Largest number of warnings shown.
 const WARNINGS: usize = 20;
 /// Largest age with a bar of its own; older tokens are counted with it.
@@ -34,7 +36,7 @@ pub(super) struct Page {
     pub(super) charts: Vec<Chart>,
     /// Charts that are folded away because their values do not change.
     pub(super) constants: Vec<Constant>,
-    pub(super) curves: BTreeMap<&'static str, Curve>,
+    pub(super) curves: BTreeMap<String, Curve>,
     pub(super) timeline: Vec<StageTimeline>,
     /// Mean fraction of trained tokens by age in policy versions, over the steps that report it.
     pub(super) ages: Vec<(u64, f64)>,
@@ -65,7 +67,9 @@ pub(super) struct PageBuilder {
     name: String,
     about: String,
     stages: Vec<StageBand>,
-    series: BTreeMap<&'static str, Series>,
+    series: BTreeMap<String, Series>,
+    /// Number of series by domain or set.
+    by_name: usize,
     /// Sums of the fractions of trained tokens by age.
     ages: BTreeMap<u64, f64>,
     timelines: Timelines,
@@ -84,14 +88,17 @@ pub(super) struct PageBuilder {
 
 impl PageBuilder {
     pub(super) fn new(events: &EventFile) -> Self {
-        let mut names: Vec<&'static str> =
-            charts().iter().flat_map(|chart| &chart.series).flat_map(|line| line.names.clone()).collect();
-        names.extend([metric::FRESH_TOKENS, metric::STALENESS_MAX, metric::STALENESS_MEAN]);
+        let charts = charts();
+        let of_charts = charts.iter().flat_map(|chart| &chart.series).flat_map(|line| &line.names);
+        let mut names: Vec<String> = of_charts.map(ToString::to_string).collect();
+        names
+            .extend([metric::FRESH_TOKENS, metric::STALENESS_MAX, metric::STALENESS_MEAN].map(str::to_owned));
         Self {
             name: String::new(),
             about: String::new(),
             stages: Vec::new(),
             series: names.into_iter().map(|name| (name, Series::default())).collect(),
+            by_name: 0,
             ages: BTreeMap::new(),
             timelines: Timelines::new(events.stages()),
             train: Completions::new(Source::Train),
@@ -146,6 +153,9 @@ impl PageBuilder {
         for (name, &value) in metrics {
             if let Some(series) = self.series.get_mut(name.as_str()) {
                 series.add(step, value);
+            } else if self.by_name < SERIES_BY_NAME && is_by_name(name) {
+                self.by_name += 1;
+                self.series.entry(name.clone()).or_default().add(step, value);
             }
             let age =
                 name.strip_prefix(metric::STALENESS_SHARE_PREFIX).and_then(|age| age.parse::<u64>().ok());
@@ -195,6 +205,7 @@ impl PageBuilder {
         let is_stale =
             self.value(metric::STALENESS_MAX).and_then(Series::highest).is_some_and(|age| age > 0.0);
         let mut charts = charts();
+        charts.extend(charts_by_name(self.series.keys()));
         charts.retain(|chart| is_stale || !ONLY_OFF_POLICY.contains(&chart.title));
         if is_stale && let Some(chart) = charts.iter_mut().find(|chart| chart.title == MISMATCH) {
             // The tokens come from older versions, so the difference also contains the training since then.
@@ -208,15 +219,25 @@ impl PageBuilder {
             constants.extend(found);
             is_kept
         });
-        let shown: Vec<&'static str> =
-            charts.iter().flat_map(|chart| &chart.series).flat_map(|line| line.names.clone()).collect();
+        let shown: Vec<String> = charts
+            .iter()
+            .flat_map(|chart| &chart.series)
+            .flat_map(|line| &line.names)
+            .map(ToString::to_string)
+            .collect();
         let steps = self.value(metric::FRESH_TOKENS).map_or(1, Series::values).max(1) as f64;
         Page {
             state: self.state_text(state),
             last_event: self.last_event,
             cards: self.cards(is_stale),
             warnings: self.warnings(skipped),
-            curves: shown.into_iter().filter_map(|name| Some((name, self.value(name)?.curve()))).collect(),
+            curves: shown
+                .into_iter()
+                .filter_map(|name| {
+                    let curve = self.value(&name)?.curve();
+                    Some((name, curve))
+                })
+                .collect(),
             charts,
             constants,
             ages: self.ages.iter().map(|(&age, sum)| (age, sum / steps)).collect(),

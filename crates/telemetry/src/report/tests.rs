@@ -131,6 +131,34 @@ fn only_stale_runs_have_charts_of_ages() {
     assert!(titles(&stale).contains(&"Token age") && !titles(&fresh).contains(&"Token age"));
 }
 
+/// Domains and evaluation sets have a line each, in charts that other runs do not have.
+#[test]
+fn domains_and_sets_have_charts() {
+    let metrics = |value: f64| -> Metrics {
+        [
+            "domain/reward/math",
+            "domain/reward/code",
+            "eval_set/hard/accuracy",
+            "eval_set/hard/mean_length",
+            "reward",
+        ]
+        .map(|name| (name.to_owned(), value))
+        .into()
+    };
+    let steps =
+        [0.25, 0.5].map(|value| line(1 + (value * 4.0) as u64, Event::Step { metrics: metrics(value) }));
+    let page = Run::of(&[started(), steps[0].clone(), steps[1].clone()]).page();
+    let chart = |title: &str| {
+        let chart = page.charts.iter().find(|chart| chart.title == title)?;
+        Some(chart.series.iter().map(|line| line.label.to_string()).collect::<Vec<_>>())
+    };
+    assert_eq!(chart("Reward by domain").unwrap(), ["code", "math"]);
+    assert_eq!(chart("Held-out accuracy of further sets").unwrap(), ["hard"]);
+    assert_eq!(chart("Share of the groups by domain"), None);
+    assert!(page.curves.contains_key("eval_set/hard/accuracy"));
+    assert!(!page.curves.contains_key("eval_set/hard/mean_length"));
+}
+
 #[test]
 fn constant_charts_are_folded_away_with_their_values() {
     let step = |step: u64, loss: f64| {
@@ -146,8 +174,10 @@ fn constant_charts_are_folded_away_with_their_values() {
         line(step, Event::Step { metrics: metrics.map(|(name, value)| (name.to_owned(), value)).into() })
     };
     let page = Run::of(&[started(), step(1, 0.5), step(2, 0.25)]).page();
-    let constant =
-        |title, unit, values: &[(&'static str, f64)]| charts::Constant { title, unit, values: values.into() };
+    let constant = |title, unit, values: &[(&'static str, f64)]| {
+        let values = values.iter().map(|&(label, value)| (label.into(), value)).collect();
+        charts::Constant { title, unit, values }
+    };
     let expected = [
         constant("KL", "nats", &[("to reference", 0.0)]),
         constant("Clipped tokens", "%", &[("low", 0.25), ("high", 0.0)]),

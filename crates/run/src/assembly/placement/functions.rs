@@ -21,9 +21,16 @@ pub(crate) fn function_roles(config: &Config, stage: &Stage, offer: &Offer) -> V
         roles.extend(environment("", &stage.environment));
     }
     if let Some(eval) = config.eval.as_ref().filter(|_| stage.eval_every > 0) {
-        roles.extend(workers("eval ", &eval.reward, &eval.environment));
+        for (name, set) in eval.all_sets() {
+            roles.extend(workers(&eval_prefix(name), &set.reward, &set.environment));
+        }
     }
     place(roles, offer)
+}
+
+/// Prefix of the roles of an evaluation, or of one of its further sets.
+pub(crate) fn eval_prefix(set: Option<&str>) -> String {
+    set.map_or_else(|| "eval ".to_owned(), |set| format!("eval {set} "))
 }
 
 /// Names and numbers of processes.

@@ -11,7 +11,7 @@ use rloom_engine::{Form, RolloutEngineSettings, ServerSettings};
 use serde::Serialize;
 
 use super::transfer;
-pub(crate) use functions::function_roles;
+pub(crate) use functions::{eval_prefix, function_roles};
 pub use offer::{Offer, Slots};
 
 /// Largest fraction of a GPU's memory that servers may take where ranks use the same GPU.

@@ -1,0 +1,146 @@
+//! The kinds of runs that are killed.
+
+/// A kind of run.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) schedule: &'static [&'static str],
+    pub(super) max_staleness: u64,
+    /// True if the result does not depend on timing.
+    pub(super) is_reproducible: bool,
+    pub(super) engines: Engines,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Engines {
+    Embedded,
+    /// Those of `other_engines`.
+    Other,
+    /// Outside servers, of which one after another is killed and started again.
+    Servers,
+}
+
+pub(super) const KINDS: [Kind; 9] = [
+    Kind {
+        name: "synchronous",
+        schedule: &[],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "recompute",
+        schedule: &["schedule.max_staleness=2", "schedule.on_update=recompute"],
+        max_staleness: 2,
+        is_reproducible: false,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "abort",
+        schedule: &["schedule.max_staleness=2", "schedule.on_update=abort"],
+        max_staleness: 2,
+        is_reproducible: false,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "pinned",
+        // A small batch, so that requests wait for the engine while its weights change.
+        schedule: &["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=2"],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "other engines",
+        schedule: &["schedule.max_staleness=1"],
+        max_staleness: 1,
+        is_reproducible: false,
+        engines: Engines::Other,
+    },
+    Kind {
+        name: "groups judged by a program",
+        schedule: &[GROUPS_JUDGED],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "outside servers",
+        schedule: &[
+            "schedule.max_staleness=1",
+            // As many tokens as the stand-ins have.
+            "tokenizer.alphabet='0123456789+-*='",
+            "rollout.engine=vllm",
+            // Their model computes other log-probabilities than the trainer's.
+            "rollout.probe_tolerance=1000",
+            "rollout.max_requests=32",
+        ],
+        max_staleness: 1,
+        is_reproducible: false,
+        engines: Engines::Servers,
+    },
+    Kind {
+        name: "domains with filters",
+        schedule: &[
+            SOURCES,
+            QUOTAS,
+            CURRICULUM,
+            EVAL_SETS,
+            "domains.filters={easy={std=0.0},hard={mean=[0.1,2.0]}}",
+            "domains.max_draws=100",
+        ],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "domains with pinned versions",
+        schedule: &[
+            SOURCES,
+            QUOTAS,
+            CURRICULUM,
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+];
+
+const SOURCES: &str = "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=2.0},\
+                       {generator='arithmetic',operations=['+'],max_digits=2,domain='hard'}]";
+const QUOTAS: &str = "domains.quotas={easy=2.0,hard=1.0}";
+/// Any success is above the band, so that quotas change.
+const CURRICULUM: &str = "domains.curriculum={band=[0.0,0.0],floor=0.01,window=3}";
+const EVAL_SETS: &str =
+    "eval.sets=[{name='more',tasks=4,data={generator='arithmetic',operations=['+'],max_digits=2}}]";
+
+/// A shell script that gives the completions of a group the rewards 0, 1, 0, 1; it fails for other numbers of completions.
+/// Where `DIES` is set, each of its processes kills itself in its sixth request.
+const GROUPS_JUDGED: &str = r#"reward.components=[{kind='exact'},{kind='command',group=true,workers=2,command=['sh','-c','''
+seen=0
+while read -r line; do
+  id=${line#*:}; id=${id%%,*}
+  case "$line" in
+    *\"hello\"*) echo "{\"id\":$id,\"ready\":{\"v\":1}}";;
+    *) [ -z "$RLOOM_TEST_DIES" ] || [ $seen -lt 5 ] || kill -9 $$
+       seen=$((seen + 1))
+       n=$(echo "$line" | grep -o "\"completion\":" | wc -l)
+       case $n in 1) v=0;; 4) v=0,1,0,1;; *) v=;; esac
+       echo "{\"id\":$id,\"verdicts\":[$v]}";;
+  esac
+done''']}]"#;
+
+/// Several checkpoints and evaluations, batches between them that only the journal has, and rewards that give every group
+/// contrast.
+pub(super) const COMMON: [&str; 8] = [
+    "stage.warmup.steps=3",
+    "stage.rl.steps=14",
+    "run.checkpoint_every=4",
+    "run.keep_every=0",
+    "eval.every=5",
+    "eval.tasks=16",
+    "sampling.max_new_tokens=12",
+    "reward.components=[{kind='random'},{kind='exact'}]",
+];
