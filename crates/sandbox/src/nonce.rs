@@ -9,5 +9,5 @@ pub(crate) fn nonce(key: &[u8], index: u64) -> String {
     hash.update(format!("{index} {} {now}", std::process::id()));
     // The addresses of this process are random.
     hash.update(format!("{:p}", &raw const index));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:02x?}", hash.finalize().as_slice())
 }

@@ -202,6 +202,22 @@ fn verdicts_are_remembered_and_stop_at_the_first_failure() {
     assert!(matches!(unknown, Err(rloom_sandbox::SandboxError::TimedOut { .. })), "{unknown:?}");
 }
 
+/// A wrapper that swallows an exception would pass where no output is expected.
+#[test]
+fn a_program_that_fails_passes_no_test_without_output() {
+    if python().is_none() {
+        return;
+    }
+    let tests = json!([{"stdout": ""}, {"assertion": "pass"}]);
+    in_each_tier(|sandbox| {
+        for source in ["raise ValueError", "import sys\nsys.exit(1)", "import os\nos.abort()", "1 +"] {
+            let found = verdict(sandbox, Language::Python, source, &tests);
+            assert_eq!(found.cases, [CaseVerdict::Failed; 2], "{source}");
+        }
+        assert!(verdict(sandbox, Language::Python, "x = 1", &tests).is_solved());
+    });
+}
+
 #[test]
 fn limits_are_told_from_wrong_results() {
     if python().is_none() {
