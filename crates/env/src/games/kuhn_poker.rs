@@ -80,7 +80,7 @@ impl Game for Deal {
             (true, false) => Played::over(1.0),
             (false, false) => self.showdown(1.0),
             (false, true) => {
-                self.history = "pb".to_owned();
+                "pb".clone_into(&mut self.history);
                 Played::next("b".to_owned())
             }
         })

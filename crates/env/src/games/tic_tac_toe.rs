@@ -51,6 +51,13 @@ enum Mark {
     O,
 }
 
+/// The end of a game.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Won(Mark),
+    Draw,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Board([Option<Mark>; 9]);
 
@@ -98,15 +105,16 @@ impl Board {
         (0..9).filter(|&cell| self.0[cell].is_none()).collect()
     }
 
-    /// The winner, `Some(None)` for a draw, `None` while the game is open.
-    fn result(&self) -> Option<Option<Mark>> {
+    /// The end of the game; `None` while it is open.
+    fn result(&self) -> Option<End> {
         for line in LINES {
-            let first = self.0[line[0]];
-            if first.is_some() && line.iter().all(|&cell| self.0[cell] == first) {
-                return Some(first);
+            if let Some(first) = self.0[line[0]]
+                && line.iter().all(|&cell| self.0[cell] == Some(first))
+            {
+                return Some(End::Won(first));
             }
         }
-        self.0.iter().all(Option::is_some).then_some(None)
+        self.0.iter().all(Option::is_some).then_some(End::Draw)
     }
 
     /// Value for the mark that moves next, if both play their best: positive for a win, larger for an early one; 0 for a
@@ -146,8 +154,8 @@ fn evaluate(board: Board, values: &mut HashMap<Board, i8>) -> i8 {
     }
     let value = match board.result() {
         // Only the mark that moved last can have won.
-        Some(Some(_)) => board.count(Mark::X) as i8 + board.count(Mark::O) as i8 - 10,
-        Some(None) => 0,
+        Some(End::Won(_)) => board.count(Mark::X) as i8 + board.count(Mark::O) as i8 - 10,
+        Some(End::Draw) => 0,
         None => board.empty().into_iter().map(|cell| -evaluate(board.with(cell), values)).max().unwrap_or(0),
     };
     values.insert(board, value);
@@ -166,9 +174,9 @@ impl Match {
     /// The end of the game, if it is over.
     fn end(&self) -> Option<Played> {
         Some(Played::over(match self.board.result()? {
-            Some(winner) if winner == self.mark => 1.0,
-            Some(_) => -1.0,
-            None => self.settings.draw_reward,
+            End::Won(winner) if winner == self.mark => 1.0,
+            End::Won(_) => -1.0,
+            End::Draw => self.settings.draw_reward,
         }))
     }
 }
@@ -214,9 +222,9 @@ mod tests {
     /// Probabilities that X wins, draws and loses, when X and O choose uniformly among the moves that they are given.
     fn outcomes(board: Board, x: fn(&Board) -> Vec<usize>, o: fn(&Board) -> Vec<usize>) -> [f64; 3] {
         match board.result() {
-            Some(Some(Mark::X)) => return [1.0, 0.0, 0.0],
-            Some(Some(Mark::O)) => return [0.0, 0.0, 1.0],
-            Some(None) => return [0.0, 1.0, 0.0],
+            Some(End::Won(Mark::X)) => return [1.0, 0.0, 0.0],
+            Some(End::Won(Mark::O)) => return [0.0, 0.0, 1.0],
+            Some(End::Draw) => return [0.0, 1.0, 0.0],
             None => {}
         }
         let moves = if board.mover() == Mark::X { x(&board) } else { o(&board) };

@@ -63,9 +63,9 @@ struct Level {
 impl Level {
     fn neighbour(&self, at: usize, direction: usize) -> Option<usize> {
         let next = match direction {
-            0 => (at % self.size > 0).then(|| at - 1),
+            0 => (!at.is_multiple_of(self.size)).then(|| at - 1),
             1 => Some(at + self.size),
-            2 => ((at + 1) % self.size > 0).then(|| at + 1),
+            2 => (!(at + 1).is_multiple_of(self.size)).then(|| at + 1),
             _ => at.checked_sub(self.size),
         };
         next.filter(|&next| next < self.walls.len() && !self.walls[next])
