@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rloom import _binary
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +19,9 @@ def recipe() -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Path:
     """Folder of a finished run. Tests do not change it."""
+    # Not at the top: tests of environments run without the wheel.
+    from rloom import _binary
+
     folder = tmp_path_factory.mktemp("trained")
     command = [str(_binary.path()), "train", os.fspath(recipe), "--quiet"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod node;
+mod play;
 mod reward;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 pub(crate) use self::node::{Guard, Node};
+pub(crate) use self::play::{Env, Play};
 pub(crate) use self::reward::{Calibrate, Reward, RewardTest};
 
 /// Trains language models with reinforcement learning.
@@ -74,6 +76,11 @@ pub(crate) enum Command {
     Algo {
         #[command(subcommand)]
         command: Algo,
+    },
+    /// List the environments, or play one in the terminal.
+    Env {
+        #[command(subcommand)]
+        command: Env,
     },
     /// Test the reward of a recipe before training, and calibrate its judges.
     Reward {

@@ -51,6 +51,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Plan(arguments) => commands::plan::run(&arguments, output),
         Command::Replay(arguments) => commands::replay::run(&arguments, output),
         Command::Algo { command } => commands::algo::run(&command, output),
+        Command::Env { command } => commands::play::run(&command, output),
         Command::Reward { command } => commands::reward::run(&command, output),
         Command::Bench(arguments) => commands::bench::run(&arguments, output),
         Command::Engines { command } => commands::engines::run(&command, output),

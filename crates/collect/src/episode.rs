@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
-use rloom_env::{Attempt, EnvError, Environment, Progress, Turn};
+use rloom_env::{Attempt, EnvError, Environment, Progress, RecordedResponse, Turn};
 use rloom_reward::{CurrentComponent, Judged, Scorer};
 use rloom_store::journal::PartialEpisode;
 use rloom_text::{TextError, Tokenizer};
@@ -158,6 +158,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         &self.settings.tokenizer
     }
 
+    /// The environment.
+    pub fn environment_of_policy(&self) -> &dyn Environment {
+        self.settings.environment.as_ref()
+    }
+
     /// The rewards.
     pub fn scorer(&self) -> &Scorer {
         &self.settings.scorer
@@ -169,7 +174,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     }
 
     /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
-    /// `on_interrupt` receives the partial episode whenever a weight update interrupts it.
+    /// `on_interrupt` receives the partial episode whenever a weight update interrupts it, and after each response that the
+    /// environment records.
     pub async fn run(
         &self,
         request: EpisodeRequest<'_>,
@@ -181,11 +187,14 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let random = self.random(&request);
         let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
         let mut attempt = self.environment(request.key, start).await?;
-        let (mut turns, mut unfinished) = split_partial(from);
-        for turn in &turns {
-            // The environment is deterministic: it responds to the recorded turns as before, and none of them was the
-            // last.
-            self.environment(request.key, attempt.turn(turn.clone())).await?;
+        let (mut turns, responses, mut unfinished) = split_partial(from);
+        for (place, turn) in turns.iter().enumerate() {
+            // An environment whose responses are not recorded is deterministic: it responds as before. None of the turns was
+            // the last.
+            match responses.get(place) {
+                Some(response) => self.environment(request.key, attempt.recall(turn, response)).await?,
+                None => self.environment(request.key, attempt.turn(turn.clone())).await?,
+            };
         }
         // Only the first prompt is shared by the samples of a group; later turns differ.
         let mut shared = request.group.filter(|_| turns.is_empty());
@@ -195,12 +204,17 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             drop(waiting);
             if self.stopping.load(Ordering::Relaxed) {
                 turns.extend(unfinished.map(into_turn));
-                return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns }));
+                let responses = attempt.responses().to_vec();
+                return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns, responses }));
             }
             let generate = self.request(&request, &attempt, shared.take());
+            let responses = attempt.responses();
             let so_far = |generation: &Generation| {
                 let unfinished = std::iter::once(into_turn(generation.clone()));
-                PartialEpisode { turns: turns.iter().cloned().chain(unfinished).collect() }
+                PartialEpisode {
+                    turns: turns.iter().cloned().chain(unfinished).collect(),
+                    responses: responses.to_vec(),
+                }
             };
             let waiting = self.waits.start(request.key, WaitTarget::Engine);
             let generation =
@@ -213,6 +227,13 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             turns.push(turn.clone());
             if self.environment(request.key, attempt.turn(turn)).await? == Progress::Done {
                 break;
+            }
+            if environment.records_responses() {
+                // A run that is killed later does not ask for them again.
+                on_interrupt(PartialEpisode {
+                    turns: turns.clone(),
+                    responses: attempt.responses().to_vec(),
+                });
             }
         }
         let judging = JudgingGuard::new(counters);
@@ -302,7 +323,10 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let EpisodeSettings { environment, scorer, .. } = &self.settings;
         let describe = |(key, target, time): (SampleKey, WaitTarget, Duration)| {
             let target = match target {
-                WaitTarget::Environment => format!("the `{}` environment", environment.name()),
+                WaitTarget::Environment => {
+                    let activity = environment.activity().map(|activity| format!(" ({activity})"));
+                    format!("the `{}` environment{}", environment.name(), activity.unwrap_or_default())
+                }
                 WaitTarget::Place => "a place in the rollout engine".to_owned(),
                 WaitTarget::Engine => "the rollout engine".to_owned(),
                 WaitTarget::RewardSlot => "a free reward slot".to_owned(),
@@ -469,9 +493,9 @@ impl Judge {
     }
 }
 
-/// Splits a partial episode into its finished turns and the unfinished one.
-fn split_partial(from: Option<PartialEpisode>) -> (Vec<Turn>, Option<Generation>) {
-    let mut turns = from.map(|partial| partial.turns).unwrap_or_default();
+/// Splits a partial episode into its finished turns, the responses to them and the unfinished turn.
+fn split_partial(from: Option<PartialEpisode>) -> (Vec<Turn>, Vec<RecordedResponse>, Option<Generation>) {
+    let (mut turns, responses) = from.map(|partial| (partial.turns, partial.responses)).unwrap_or_default();
     let unfinished = turns.pop_if(|turn| turn.stop == StopReason::Aborted).map(|turn| Generation {
         tokens: turn.tokens,
         logprobs: turn.logprobs,
@@ -480,7 +504,7 @@ fn split_partial(from: Option<PartialEpisode>) -> (Vec<Turn>, Option<Generation>
         stop: turn.stop,
         replica: None,
     });
-    (turns, unfinished)
+    (turns, responses, unfinished)
 }
 
 fn into_turn(generation: Generation) -> Turn {

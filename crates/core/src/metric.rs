@@ -58,6 +58,18 @@ metrics! {
     REWARD_PREFIX = prefix "reward/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
+    /// Calls of tools that ran since the last step.
+    TOOL_CALLS = "tools/calls", "calls";
+    /// Calls of one tool that ran since the last step. The tool's name follows.
+    TOOL_CALLS_PREFIX = prefix "tools/calls/", "calls";
+    /// Calls of tools whose result was an error since the last step.
+    TOOL_FAILURES = "tools/failed", "calls";
+    /// Malformed calls of tools since the last step.
+    TOOL_MALFORMED = "tools/malformed", "calls";
+    /// Malformed calls of tools since the last step, by what is wrong. The status follows.
+    TOOL_MALFORMED_PREFIX = prefix "tools/malformed/", "calls";
+    /// Calls of tools over a limit since the last step.
+    TOOL_REFUSED = "tools/refused", "calls";
     /// Mean of a number that a reward function reported since the last step. The name follows.
     FUNCTION_PREFIX = prefix "function/", "";
     /// Fraction of the groups of the batch that are of a domain. Reported, like all metrics of domains, if the data has

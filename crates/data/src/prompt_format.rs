@@ -1,6 +1,7 @@
 use rloom_core::{ChatMessage, PromptSource};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{DataError, DataSettingProblem};
 
@@ -21,6 +22,9 @@ pub struct PromptFormat {
     /// false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
+    /// Variables of the chat template, such as `enable_thinking`.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub template_variables: Map<String, Value>,
 }
 
 impl PromptFormat {

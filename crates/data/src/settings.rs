@@ -40,6 +40,12 @@ impl From<Source> for DataSettings {
 }
 
 impl DataSettings {
+    /// True if there is a generator of games with this name, which the environment of the same name plays.
+    pub fn is_game(name: &str) -> bool {
+        serde_json::from_value::<Self>(serde_json::json!({ "generator": name }))
+            .is_ok_and(|settings| settings.source.is_game())
+    }
+
     /// Checks the settings without reading files.
     pub fn validate(&self) -> Result<(), DataError> {
         self.prompt_format.validate()?;
@@ -132,6 +138,7 @@ pub(crate) struct Keys {
     system: Option<String>,
     template: Option<String>,
     chat: Option<bool>,
+    template_variables: Option<Map<String, Value>>,
     // Generators
     operations: Option<Vec<Operation>>,
     min_digits: Option<u32>,
@@ -164,7 +171,7 @@ pub(crate) struct Keys {
     words: Option<u32>,
 }
 
-const FORMAT_KEYS: [&str; 3] = ["system", "template", "chat"];
+const FORMAT_KEYS: [&str; 4] = ["system", "template", "chat", "template_variables"];
 
 impl<'de> Deserialize<'de> for DataSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -22,6 +22,23 @@ pub struct Turn {
     pub stop: StopReason,
 }
 
+/// The environment's response to a turn, as an episode records it that a resumed run continues.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedResponse {
+    /// Tokens of the observation; `None` at the end of the episode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observation: Option<Vec<u32>>,
+    /// State key of the next turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Step reward of the turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<f64>,
+    /// The turn carries no loss.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_masked: bool,
+}
+
 /// State of an episode after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -40,6 +57,8 @@ pub struct Attempt {
     over: bool,
     /// State key of the next turn.
     state: Option<String>,
+    /// Responses to the turns, if the environment records them.
+    responses: Option<Vec<RecordedResponse>>,
     trajectory: Trajectory,
 }
 
@@ -69,6 +88,7 @@ impl Attempt {
             turns: 0,
             over: false,
             state: start.state,
+            responses: environment.records_responses().then(Vec::new),
             trajectory: Trajectory {
                 key,
                 tokens: start.prompt,
@@ -101,6 +121,11 @@ impl Attempt {
         self.over
     }
 
+    /// Step rewards of the turns so far; empty if the environment gives none.
+    pub fn step_rewards(&self) -> impl Iterator<Item = f64> {
+        self.trajectory.steps().map(|step| step.reward)
+    }
+
     /// What a person sees before the next turn, if the environment shows it.
     pub fn view(&self) -> Option<View> {
         self.interaction.view()
@@ -125,11 +150,56 @@ impl Attempt {
             return Err(EnvError::Over { key: self.trajectory.key });
         }
         self.check(&turn)?;
-        let Response { next, reward } = self.interaction.step(&turn).await?;
+        let response = self.interaction.step(&turn).await?;
+        let is_masked = self.interaction.masks_turn();
+        if let Some(responses) = &mut self.responses {
+            let (observation, state) = match &response.next {
+                Next::Observation(observation) => {
+                    (Some(observation.tokens.clone()), observation.state.clone())
+                }
+                Next::Done => (None, None),
+            };
+            responses.push(RecordedResponse { observation, state, reward: response.reward, is_masked });
+        }
+        self.respond(&turn, response, is_masked)
+    }
+
+    /// Continues after a turn whose response was recorded: the environment does not respond again.
+    pub async fn recall(&mut self, turn: &Turn, recorded: &RecordedResponse) -> Result<Progress, EnvError> {
+        if self.over {
+            return Err(EnvError::Over { key: self.trajectory.key });
+        }
+        self.check(turn)?;
+        let RecordedResponse { observation, state, reward, is_masked } = recorded.clone();
+        self.interaction.recall(turn, observation.as_deref().unwrap_or_default()).await?;
+        if let Some(responses) = &mut self.responses {
+            responses.push(recorded.clone());
+        }
+        let next = match observation {
+            Some(tokens) => Next::Observation(Observation { tokens, state }),
+            None => Next::Done,
+        };
+        self.respond(turn, Response { next, reward }, is_masked)
+    }
+
+    /// The responses to all turns; empty if the environment does not record them.
+    pub fn responses(&self) -> &[RecordedResponse] {
+        self.responses.as_deref().unwrap_or_default()
+    }
+
+    /// Appends a turn and the response to it.
+    fn respond(&mut self, turn: &Turn, response: Response, is_masked: bool) -> Result<Progress, EnvError> {
+        let Response { next, reward } = response;
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
             return Err(self.refused(TurnProblem::Reward { reward }));
         }
-        self.append(&turn, reward);
+        let room = self.room() - turn.tokens.len();
+        let ends = match &next {
+            Next::Observation(Observation { tokens, .. }) => turn.stop.is_truncated() || tokens.len() >= room,
+            Next::Done => true,
+        };
+        // An episode needs a turn that carries loss.
+        self.append(turn, reward, is_masked && !ends);
         self.trajectory.stop = turn.stop;
         self.turns += 1;
         match next {
@@ -166,8 +236,9 @@ impl Attempt {
         Ok(trajectory)
     }
 
-    /// Appends a turn. A turn without tokens (aborted before the first one) adds nothing: it cannot receive credit.
-    fn append(&mut self, turn: &Turn, reward: Option<f64>) {
+    /// Appends a turn. A turn without tokens (aborted before the first one) adds nothing: it cannot receive credit. A masked
+    /// turn is part of what the environment wrote: only the policy's tokens carry loss.
+    fn append(&mut self, turn: &Turn, reward: Option<f64>, is_masked: bool) {
         let from = self.trajectory.tokens.len();
         let state = self.state.take();
         if turn.tokens.is_empty() {
@@ -177,6 +248,10 @@ impl Attempt {
             .then(|| StepReward { reward: reward.unwrap_or(0.0), state });
         self.trajectory.tokens.extend_from_slice(&turn.tokens);
         let range = from..self.trajectory.tokens.len();
+        if is_masked {
+            self.trajectory.spans.push(Span::new(Author::Environment, range));
+            return;
+        }
         self.trajectory
             .spans
             .push(Span { step, ..Span::new(Author::Policy, range).with_temperature(turn.temperature) });

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::Pin;
 
@@ -25,6 +26,22 @@ pub trait Environment: Debug + Send + Sync {
         tokenizer: &'a Tokenizer,
         random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>>;
+
+    /// True if the responses to turns are recorded, so that an episode which a resumed run continues does not ask for them
+    /// again ([`Interaction::recall`]). By default environments are deterministic: they respond again as before.
+    fn records_responses(&self) -> bool {
+        false
+    }
+
+    /// What the environment is doing, for a report of what a run waits for.
+    fn activity(&self) -> Option<String> {
+        None
+    }
+
+    /// Numbers since the last call, for the metrics of a batch.
+    fn take_metrics(&self) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
 }
 
 /// A started episode.
@@ -52,6 +69,21 @@ pub trait Interaction: Debug + Send {
     ///
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>>;
+
+    /// Continues after a turn whose response is recorded, with the tokens of its observation, without any effect outside of
+    /// the episode. Only called if the environment [records responses](Environment::records_responses).
+    fn recall<'a>(
+        &'a mut self,
+        turn: &'a Turn,
+        _observation: &'a [u32],
+    ) -> BoxFuture<'a, Result<(), EnvError>> {
+        Box::pin(async move { self.step(turn).await.map(drop) })
+    }
+
+    /// True if the turn of the last step carries no loss. That of an episode's last turn is not read: it always does.
+    fn masks_turn(&self) -> bool {
+        false
+    }
 
     /// A next turn that follows the rules without a strategy, for demonstrations of tasks that have none.
     fn suggest(&mut self) -> Option<String> {

@@ -30,9 +30,10 @@ mod python;
 mod render;
 mod settings;
 mod single_turn;
+mod tools;
 mod unrendered;
 
-pub use attempt::{Attempt, Progress, Turn};
+pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
 pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start, View};
 pub use error::{EnvError, TurnProblem};
@@ -46,4 +47,5 @@ pub use render::render_prompt;
 pub use rloom_function::PythonEnvironment;
 pub use settings::{EnvironmentSettings, EnvironmentUnusable};
 pub use single_turn::SingleTurn;
+pub use tools::{OnMalformed, OnResume, Tools, ToolsEnvironment};
 pub use unrendered::{MessagePart, Unrendered, find_unrendered};

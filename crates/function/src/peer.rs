@@ -22,6 +22,8 @@ pub enum Role {
     Filter,
     /// Computes the loss of a micro-batch and its derivatives.
     Loss,
+    /// Serves tools that a policy calls.
+    Tools,
 }
 
 /// The other side of a pool's connections.

@@ -148,7 +148,7 @@ impl Pool {
             return self.call(CHECK, Value::Null).map(drop);
         }
         let checked: Vec<_> =
-            (0..self.workers()).map(|lane| self.begin_call(CHECK, Value::Null, Some(lane))).collect();
+            (0..self.workers()).map(|lane| self.begin_call(CHECK, Value::Null, Some(lane), true)).collect();
         checked.into_iter().try_for_each(|checked| self.wait(&checked).map(drop))
     }
 
@@ -173,14 +173,25 @@ impl Pool {
 
     /// Calls the function and waits for the answer.
     pub(crate) fn call(&self, operation: &'static str, body: Value) -> Result<Reply, FunctionError> {
-        self.wait(&self.begin_call(operation, body, None))
+        self.wait(&self.begin_call(operation, body, None, true))
+    }
+
+    /// Calls the function, not again if the process ends, and waits for the answer.
+    pub(crate) fn call_once(&self, operation: &'static str, body: Value) -> Result<Reply, FunctionError> {
+        self.wait(&self.begin_call(operation, body, None, false))
     }
 
     /// Queues a call, for one worker or for any.
-    fn begin_call(&self, operation: &'static str, body: Value, lane: Option<usize>) -> Receiver<Answered> {
+    fn begin_call(
+        &self,
+        operation: &'static str,
+        body: Value,
+        lane: Option<usize>,
+        repeats: bool,
+    ) -> Receiver<Answered> {
         let (sender, receiver) = std::sync::mpsc::channel();
         let complete: Complete = Box::new(move |result| drop(sender.send(result)));
-        self.shared.submit(Job { operation, body, epoch: None, repeats: true, complete }, lane);
+        self.shared.submit(Job { operation, body, epoch: None, repeats, complete }, lane);
         receiver
     }
 

@@ -276,7 +276,8 @@ impl Process {
         self.end.clone()
     }
 
-    fn send(&self, bytes: Vec<u8>) {
+    /// Sends bytes without waiting for anything.
+    pub(crate) fn send(&self, bytes: Vec<u8>) {
         // Without a reader the answer is missing, too, and that is reported.
         if let Some(input) = &self.input {
             drop(input.send(bytes));
@@ -291,6 +292,11 @@ impl Process {
     /// Sends a line and waits for the next one. After an error the process is dead.
     pub(crate) fn exchange(&self, line: String, timeout: Duration) -> Result<Vec<u8>, FunctionError> {
         self.send(line.into_bytes());
+        self.receive(timeout)
+    }
+
+    /// Waits for the next line. After an error the process is dead.
+    pub(crate) fn receive(&self, timeout: Duration) -> Result<Vec<u8>, FunctionError> {
         match self.output.recv_timeout(timeout) {
             Ok(Line::Text(answer)) => Ok(answer),
             Ok(Line::TooLong) => Err(self.malformed(Malformed::TooLong { limit: self.longest_line })),

@@ -26,6 +26,7 @@ pub(crate) fn hello(function: &str, role: Role) -> Value {
         Role::Advantage => other("advantage"),
         Role::Filter => other("filter"),
         Role::Loss => other("loss"),
+        Role::Tools => other("tools"),
     }
 }
 
@@ -53,8 +54,22 @@ pub(crate) struct Reply {
     pub(crate) keep: Option<bool>,
     /// Answer to `compute` of a loss.
     pub(crate) loss: Option<LossBody>,
+    /// Answer to `describe`: the declarations of tools.
+    pub(crate) tools: Option<Vec<Value>>,
+    /// Answer to `call` of a tool.
+    pub(crate) result: Option<ToolResult>,
     /// Answer of any request that failed.
     pub(crate) error: Option<ErrorBody>,
+}
+
+/// Result of a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ToolResult {
+    /// The result, or the error.
+    pub text: String,
+    /// The tool failed: its text says why.
+    #[serde(default)]
+    pub is_error: bool,
 }
 
 /// Properties of a loaded function.

@@ -9,13 +9,14 @@ use crate::{Peer, Role};
 const BOOTSTRAP: &str = include_str!("../../../python/rloom/functions/bootstrap.py");
 
 /// Modules of the package `rloom.functions`, each after those that it imports.
-const MODULES: [(&str, &str); 7] = [
+const MODULES: [(&str, &str); 8] = [
     ("errors", include_str!("../../../python/rloom/functions/errors.py")),
     ("samples", include_str!("../../../python/rloom/functions/samples.py")),
     ("loading", include_str!("../../../python/rloom/functions/loading.py")),
     ("adapters", include_str!("../../../python/rloom/functions/adapters.py")),
     ("environments", include_str!("../../../python/rloom/functions/environments.py")),
     ("methods", include_str!("../../../python/rloom/functions/methods.py")),
+    ("tools", include_str!("../../../python/rloom/functions/tools.py")),
     ("serving", include_str!("../../../python/rloom/functions/serving.py")),
 ];
 

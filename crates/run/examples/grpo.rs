@@ -19,7 +19,7 @@ use rloom_core::{
     Author, OnUpdate, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, Span, Task, Ticket,
     Trajectory,
 };
-use rloom_data::{ArithmeticSettings, DataSettings, Dataset, Operation, PromptFormat, Source, Split};
+use rloom_data::{ArithmeticSettings, DataSettings, Dataset, Operation, Source, Split};
 use rloom_embedded::{EmbeddedRolloutEngine, EmbeddedTrainEngine};
 use rloom_engine::{
     Form, GenerateRequest, Generation, OptimStep, PackedBatch, RolloutEngine, RolloutSettings,
@@ -40,7 +40,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 fn main() -> Result<()> {
     // Tasks: "3+4=" with the answer "7", from a generator; all numbers in turn.
     let sums = ArithmeticSettings { operations: vec![Operation::Add], max_digits: 1, ..Default::default() };
-    let data = DataSettings { source: Source::Arithmetic(sums), prompt_format: PromptFormat::default() };
+    let data = DataSettings::from(Source::Arithmetic(sums));
     let tasks = Dataset::open(&data, Split::Train, SEED)?;
 
     // A policy: a tokenizer of characters and a transformer with random weights.

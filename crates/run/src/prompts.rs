@@ -296,14 +296,10 @@ impl<'a> PromptCheck<'a> {
         }
         let mut report = |done| progress(PromptProgress::Measuring { done, total: selection.count });
         let with_demonstrations = one.split == Split::Demonstration;
-        let lengths = measure_prompts(
-            dataset,
-            self.tokenizer,
-            selection,
-            with_demonstrations,
-            self.threads,
-            &mut report,
-        );
+        let tokenizer =
+            self.tokenizer.clone().with_template_variables(&one.data.prompt_format.template_variables);
+        let lengths =
+            measure_prompts(dataset, &tokenizer, selection, with_demonstrations, self.threads, &mut report);
         let lengths = lengths.map_err(|source| one.error(source))?;
         if let Some(lengths) = &lengths {
             self.measured.push((one.data.clone(), one.split, selection, lengths.clone()));

@@ -11,7 +11,7 @@ use rloom_collect::{
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
-use rloom_data::{Cursor, Dataset, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::Environment;
 use rloom_function::Host;
@@ -101,9 +101,19 @@ impl RunInputs {
         PromptCheck::new(&self.tokenizer, self.context, self.threads, self.seed, &self.hub)
     }
 
+    /// The tokenizer with the variables of the chat template for some data.
+    fn tokenizer_of(&self, data: &DataSettings) -> Arc<Tokenizer> {
+        let variables = &data.prompt_format.template_variables;
+        if variables.is_empty() {
+            return Arc::clone(&self.tokenizer);
+        }
+        Arc::new(Tokenizer::clone(&self.tokenizer).with_template_variables(variables))
+    }
+
     fn episodes<R: RolloutEngine>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
+        data: &DataSettings,
         environment: Arc<dyn Environment>,
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
@@ -115,7 +125,7 @@ impl RunInputs {
         scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
             environment,
-            tokenizer: Arc::clone(&self.tokenizer),
+            tokenizer: self.tokenizer_of(data),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
@@ -160,7 +170,7 @@ impl RunInputs {
             let source = GroupSource::Demonstrations(DemonstrationSource {
                 dataset,
                 cursor: cursor.clone(),
-                tokenizer: Arc::clone(&self.tokenizer),
+                tokenizer: self.tokenizer_of(&stage.data),
                 environment: stage.environment.environment(timeout, host_of("environment"))?,
                 context: self.context,
                 timeout,
@@ -171,8 +181,15 @@ impl RunInputs {
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
         let environment = stage.environment.environment(timeout, host_of("environment"))?;
-        let episodes =
-            self.episodes(engine, environment, &rollout.reward, &rollout.engine, index, &host_of)?;
+        let episodes = self.episodes(
+            engine,
+            &stage.data,
+            environment,
+            &rollout.reward,
+            &rollout.engine,
+            index,
+            &host_of,
+        )?;
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
             has_baseline: stage.algorithm.needs_baseline_episode(),
@@ -215,7 +232,8 @@ impl RunInputs {
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
         let environment = eval.environment.environment(timeout, host_of("environment"))?;
-        let episodes = self.episodes(engine, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+        let episodes =
+            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }

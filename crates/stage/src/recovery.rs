@@ -227,11 +227,26 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.check_pinned()?;
         self.load_pinned().await?;
         self.start_evaluation();
+        self.warn_repeated_calls();
         self.launch_waiting()?;
         self.clock.restart(self.engine_statistics());
         self.stall.alive();
         self.note_rollouts();
         Ok(())
+    }
+
+    /// Says that effects of calls may be repeated: a turn is recorded once its calls have returned.
+    fn warn_repeated_calls(&mut self) {
+        let continued = self.groups.in_flight().len();
+        let runner = self.groups.source().rollouts();
+        let records =
+            runner.is_some_and(|runner| runner.episodes().environment_of_policy().records_responses());
+        if records && continued > 0 {
+            self.reporter.warn(format!(
+                "{continued} groups continue after their last recorded turns: calls of tools that ran when the run ended are \
+                 made again"
+            ));
+        }
     }
 
     /// Checks that the weights of all groups in flight are available.

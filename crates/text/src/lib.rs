@@ -12,6 +12,7 @@
 //!
 //! Nothing here reads a clock, a global or the process environment.
 
+pub mod calls;
 mod characters;
 mod chat;
 mod error;

@@ -11,6 +11,7 @@ use crate::{CharacterSettings, ChatTemplate, FileProblem, SpecialTokens, TextErr
 #[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
+    template: Option<ChatTemplate>,
 }
 
 struct Shared {
@@ -22,7 +23,6 @@ struct Shared {
     pad: Option<u32>,
     stop: Vec<u32>,
     vocab_size: usize,
-    template: Option<ChatTemplate>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -85,7 +85,8 @@ impl Tokenizer {
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
         let template = ChatTemplate::from_folder(&folder, &config, &special)?;
         Ok(Self {
-            shared: Arc::new(Shared { inner, folder, special, bos, eos, pad, stop, vocab_size, template }),
+            shared: Arc::new(Shared { inner, folder, special, bos, eos, pad, stop, vocab_size }),
+            template,
         })
     }
 
@@ -178,7 +179,33 @@ impl Tokenizer {
 
     /// The chat template, if the folder has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
-        self.shared.template.as_ref()
+        self.template.as_ref()
+    }
+
+    /// The same tokenizer, whose chat template receives these variables in every rendering.
+    #[must_use]
+    pub fn with_template_variables(mut self, variables: &Map<String, Value>) -> Self {
+        self.template = self.template.map(|template| template.with_variables(variables.clone()));
+        self
+    }
+
+    /// A text of others in which nothing becomes a token of its own, such as the end of a turn: a space is inserted after the
+    /// first character of every added token's text.
+    pub fn defused(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        let added = self.shared.inner.get_added_tokens_decoder();
+        let mut contents: Vec<&str> = added.values().map(|token| token.content.as_str()).collect();
+        // Longer ones first: a token can be part of another.
+        contents.sort_unstable_by_key(|content| (std::cmp::Reverse(content.len()), *content));
+        for content in contents {
+            let mut characters = content.chars();
+            let Some(first) = characters.next() else { continue };
+            // Tokens for a single character or for white space are ordinary text.
+            if content.trim().chars().count() > 1 && text.contains(content) {
+                text = text.replace(content, &format!("{first} {}", characters.as_str()));
+            }
+        }
+        text
     }
 
     /// The chat template, or an error.

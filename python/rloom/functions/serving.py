@@ -10,6 +10,7 @@ from .adapters import Reward
 from .environments import Episodes
 from .errors import RefusedError, describe
 from .methods import Method
+from .tools import Tools
 
 VERSION = 1
 
@@ -45,11 +46,13 @@ class Server:
                 f"the run speaks version {hello['v']} of the protocol, this package version {VERSION}"
             )
         function = self._load(hello["function"])
-        served: Reward | Episodes | Method
+        served: Reward | Episodes | Method | Tools
         if hello["role"] == "reward":
             served = Reward(function, group=hello["group"])
         elif hello["role"] == "environment":
             served = Episodes(function)
+        elif hello["role"] == "tools":
+            served = Tools(function)
         else:
             served = Method(function, hello["role"])
         self._operations.update(served.operations)

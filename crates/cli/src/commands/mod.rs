@@ -12,6 +12,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod node;
 pub(crate) mod plan;
+pub(crate) mod play;
 pub(crate) mod policy;
 pub(crate) mod replay;
 pub(crate) mod report;

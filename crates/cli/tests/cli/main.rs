@@ -30,5 +30,6 @@ mod soak;
 #[path = "../../../remote/tests/remote/stand_in/mod.rs"]
 mod stand_in;
 mod support;
+mod tools;
 mod tracking;
 mod workspace;

@@ -17,6 +17,7 @@ const ORDER: &[&str] = &[
     "data",
     "function",
     "sandbox",
+    "tools",
     "env",
     "reward",
     "engine",

@@ -45,6 +45,21 @@ fn recipes_are_valid_and_round_trip() {
 }
 
 #[test]
+fn recipes_with_tools_are_valid_and_round_trip() {
+    for (name, tool, turns) in [("calculator", "calculator", 2), ("retool", "python", 6)] {
+        let config = recipe(&format!("{name}.toml"));
+        assert_round_trip(&config);
+        let environments = config.stages.iter().map(|stage| &stage.environment);
+        for environment in environments.chain(config.eval.as_ref().map(|eval| &eval.environment)) {
+            let EnvironmentSettings::Tools(tools) = environment else { panic!("{name}: {environment:?}") };
+            let kind =
+                serde_json::to_value(&tools.tools[0]).ok().and_then(|table| table.get("kind").cloned());
+            assert_eq!((kind, tools.max_turns), (Some(tool.into()), turns), "{name}");
+        }
+    }
+}
+
+#[test]
 fn second_files_move_recipes_to_other_engines() {
     for recipe in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
         for engines in ["torch-vllm.toml", "one-gpu.toml", "eight-gpus.toml"] {

@@ -1,4 +1,4 @@
-use rloom_core::{SettingProblem, ValueRange};
+use rloom_core::{Demonstration, SettingProblem, ValueRange};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,10 @@ pub enum Style {
     /// Some demonstrations `worked`, the others `plain` (see `worked_share`): the policy learns both, and reinforcement
     /// learning can shift its preference.
     Mixed,
+    /// Some demonstrations call the tool `calculator` of the `tools` environment, in the format `tags`, and repeat its result:
+    /// `47*85=` is completed with `<calculator>47*85</calculator>`, and in the next turn with `#### 3995`. The others are
+    /// `plain` (see `worked_share`).
+    Calls,
 }
 
 /// Order of the digits of answers.
@@ -82,7 +86,8 @@ pub struct ArithmeticSettings {
     pub digits: Digits,
     /// Form of the demonstrations.
     pub style: Style,
-    /// Fraction of the demonstrations that are `worked`, between 0 and 1; only with `style = "mixed"`. Default: 0.25.
+    /// Fraction of the demonstrations that are `worked` or call the tool, between 0 and 1; only with `style = "mixed"` or
+    /// `"calls"`. Default: 0.25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worked_share: Option<f64>,
     /// Order of the digits of answers.
@@ -142,7 +147,7 @@ impl ArithmeticSettings {
             .check("min_digits", self.min_digits.into())?;
         self.check_max_digits()?;
         if let Some(share) = self.worked_share {
-            if self.style != Style::Mixed {
+            if !matches!(self.style, Style::Mixed | Style::Calls) {
                 let unused = SettingProblem::Unused { other: "style", value: "\"mixed\"" };
                 return Err(unused.at("worked_share").into());
             }
@@ -191,7 +196,9 @@ impl ArithmeticSettings {
         if self.operations.contains(&Operation::Subtract) {
             characters.push('-');
         }
-        if self.style != Style::Plain {
+        if self.style == Style::Calls {
+            characters.extend(call_of("", "# ").chars());
+        } else if self.style != Style::Plain {
             characters.extend("+# ".chars());
             if self.operations.contains(&Operation::Subtract) {
                 characters.extend("()".chars());
@@ -284,23 +291,25 @@ impl Arithmetic {
         let worked = match self.settings.style {
             Style::Plain => false,
             Style::Worked => true,
-            Style::Mixed => {
+            Style::Mixed | Style::Calls => {
                 let share = self.settings.worked_share.unwrap_or(WORKED_SHARE);
                 fixed_key(STYLE_STREAM).stream().uniform(position) < share
             }
         };
-        let demonstration = if worked {
-            format!("{}#### {answer}", scratchpad::write(a, b, operation))
+        let demonstration = if worked && self.settings.style == Style::Calls {
+            Demonstration::Turns(vec![call_of(&format!("{a}{sign}{b}"), ""), format!("#### {answer}")])
+        } else if worked {
+            format!("{}#### {answer}", scratchpad::write(a, b, operation)).into()
         } else {
-            answer.clone()
+            answer.clone().into()
         };
-        Ok(GeneratedTask {
-            prompt: format!("{a}{sign}{b}="),
-            answer,
-            demonstration: demonstration.into(),
-            tests: None,
-        })
+        Ok(GeneratedTask { prompt: format!("{a}{sign}{b}="), answer, demonstration, tests: None })
     }
+}
+
+/// A call of the calculator, and what follows it.
+fn call_of(expression: &str, after: &str) -> String {
+    format!("<calculator>{expression}</calculator>{after}")
 }
 
 impl Enumeration {

@@ -1,6 +1,6 @@
 //! The built-in generators: deterministic and correct tasks, disjoint splits.
 
-#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeSet;
 
@@ -220,8 +220,40 @@ fn worked_demonstrations_end_with_the_answer_and_every_step_is_correct() {
 }
 
 #[test]
+fn some_demonstrations_call_the_calculator() {
+    let source = arithmetic(ArithmeticSettings {
+        operations: vec![Operation::Multiply],
+        style: Style::Calls,
+        worked_share: Some(0.5),
+        ..Default::default()
+    });
+    let (mut calls, mut plain) = (0, 0);
+    for task in tasks(&source, Split::Demonstration, 1) {
+        let expression = prompt(&task).trim_end_matches('=').to_owned();
+        match task.demonstration.as_ref().unwrap().turns() {
+            [call, answer] => {
+                assert_eq!(*call, format!("<calculator>{expression}</calculator>"));
+                assert_eq!(*answer, format!("#### {}", task.answer));
+                calls += 1;
+            }
+            [answer] => {
+                assert_eq!(*answer, task.answer);
+                plain += 1;
+            }
+            turns => panic!("{turns:?}"),
+        }
+    }
+    assert!(calls > plain / 2 && plain > calls / 2, "{calls} {plain}");
+}
+
+#[test]
 fn alphabets_are_exact() {
     let sources = [
+        arithmetic(ArithmeticSettings {
+            operations: vec![Operation::Multiply],
+            style: Style::Calls,
+            ..Default::default()
+        }),
         arithmetic(ArithmeticSettings::default()),
         arithmetic(ArithmeticSettings {
             operations: vec![Operation::Multiply],

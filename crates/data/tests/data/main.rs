@@ -1,5 +1,6 @@
 //! Data files, data sets of the hub, and generated tasks.
 
+mod games;
 mod generators;
 mod hostile;
 mod hub;

@@ -117,6 +117,13 @@ impl Game for Lake {
         MOVES.map(str::to_owned).to_vec()
     }
 
+    /// Moves that do not lead into a hole.
+    fn suggestions(&self) -> Vec<String> {
+        let is_hole = |direction| self.map.tile(self.map.step(self.at, direction)) == b'H';
+        let safe = (0..MOVES.len()).filter(|&direction| !is_hole(direction));
+        safe.map(|direction| MOVES[direction].to_owned()).collect()
+    }
+
     fn state(&self) -> String {
         format!("{}{}", self.at.0, self.at.1)
     }

@@ -61,6 +61,11 @@ pub(crate) trait Game: Debug + Send {
     /// The legal moves. Games in which any number of texts are moves have examples.
     fn moves(&self) -> Vec<String>;
 
+    /// Moves of demonstrations: those of somebody who knows the rules but has no strategy.
+    fn suggestions(&self) -> Vec<String> {
+        self.moves()
+    }
+
     /// State key: equal for turns in which the policy has the same information.
     fn state(&self) -> String;
 

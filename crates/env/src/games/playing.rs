@@ -91,7 +91,7 @@ impl Interaction for Play {
     }
 
     fn suggest(&mut self) -> Option<String> {
-        let moves = self.game.moves();
+        let moves = self.game.suggestions();
         let chosen = self.suggestions.index(moves.len());
         moves.into_iter().nth(chosen)
     }

@@ -109,7 +109,8 @@ impl Board {
         self.0.iter().all(Option::is_some).then_some(None)
     }
 
-    /// Value for the mark that moves next, if both play their best: 1, 0 or −1.
+    /// Value for the mark that moves next, if both play their best: positive for a win, larger for an early one; 0 for a
+    /// draw.
     fn value(&self) -> i8 {
         VALUES.get(self).copied().unwrap_or_default()
     }
@@ -145,7 +146,7 @@ fn evaluate(board: Board, values: &mut HashMap<Board, i8>) -> i8 {
     }
     let value = match board.result() {
         // Only the mark that moved last can have won.
-        Some(Some(_)) => -1,
+        Some(Some(_)) => board.count(Mark::X) as i8 + board.count(Mark::O) as i8 - 10,
         Some(None) => 0,
         None => board.empty().into_iter().map(|cell| -evaluate(board.with(cell), values)).max().unwrap_or(0),
     };

@@ -13,6 +13,8 @@ use std::time::Duration;
 use rloom_core::SettingError;
 use rloom_function::{FunctionError, Host, PythonEnvironment};
 
+use rloom_tools::ToolError;
+
 pub(crate) use kind::Kind;
 
 use crate::games::{
@@ -20,7 +22,7 @@ use crate::games::{
     SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
 use crate::single_turn::NoKeys;
-use crate::{Environment, GuessSettings};
+use crate::{Environment, GuessSettings, ToolsEnvironment};
 
 table::environments! {
     /// One completion per prompt. The default.
@@ -47,13 +49,22 @@ table::environments! {
     Wordle(WordleSettings) = "wordle",
     /// A Python class or generator function.
     Python(PythonEnvironment) = "python",
+    /// Tools that the policy calls.
+    Tools(ToolsEnvironment) = "tools",
 }
 
 /// An environment that cannot be created.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
-#[error("`environment`: {0}")]
-#[diagnostic(forward(0))]
-pub struct EnvironmentUnusable(#[from] FunctionError);
+pub enum EnvironmentUnusable {
+    /// A Python function.
+    #[error("`environment`: {0}")]
+    #[diagnostic(forward(0))]
+    Function(#[from] FunctionError),
+    /// Tools.
+    #[error("`environment`: {0}")]
+    #[diagnostic(forward(0))]
+    Tools(#[from] ToolError),
+}
 
 impl EnvironmentSettings {
     /// Checks the settings.

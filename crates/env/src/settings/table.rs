@@ -25,8 +25,9 @@ macro_rules! environments {
         }
 
         impl EnvironmentSettings {
-            /// Names of all kinds.
-            pub const NAMES: &'static [&'static str] = &[$default_name, $($name),+];
+            /// Names of all kinds with their descriptions.
+            pub const KINDS: &'static [(&'static str, &'static str)] =
+                &[($default_name, concat!($($default_doc),+)), $(($name, concat!($($doc),+))),+];
 
             /// Name in a configuration.
             pub fn name(&self) -> &'static str {

@@ -5,8 +5,10 @@
 mod attempts;
 mod conforming;
 mod demonstrations;
+mod games;
 mod guess;
 mod python;
 mod settings;
 mod support;
+mod tools;
 mod unrendered;

@@ -27,11 +27,11 @@ fn settings_round_trip() {
 #[test]
 fn keys_of_another_kind_are_refused() {
     for (json, expected) in [
-        (r#"{"kind": "ges"}"#, "unknown variant `ges`, expected one of `single_turn`, `guess`, `python`"),
+        (r#"{"kind": "ges"}"#, "unknown variant `ges`, expected one of `single_turn`, `guess`"),
         (r#"{"max_turns": 3}"#, "unknown field `max_turns`, there are no fields (keys of the `single_turn`"),
         (
             r#"{"kind": "guess", "turns": 3}"#,
-            "unknown field `turns`, expected one of `kind`, `max_turns`, `function`",
+            "unknown field `turns`, expected one of `kind`, `max_turns`, `illegal_reward`",
         ),
     ] {
         let error = read(json).unwrap_err();

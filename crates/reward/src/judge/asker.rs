@@ -95,11 +95,8 @@ impl Asker {
     pub(crate) fn ask(&self, material: &Material<'_>) -> Result<Vec<f64>, ModelError> {
         let model = self.model()?;
         let question = self.question(material)?;
-        let ModelJudge { model: name, revision, .. } = &self.settings;
-        let key = digest(&(
-            (VERSION, name, revision, model.identity()),
-            (&question.text, question.max_tokens, question.logprobs),
-        ));
+        let key =
+            digest(&((VERSION, self.weights()?), (&question.text, question.max_tokens, question.logprobs)));
         let remembered = self.cache.answer(&key, || {
             let answer = model.ask(&question)?;
             // Only readable answers are remembered.
@@ -131,13 +128,19 @@ impl Asker {
         read.map_err(|problem| ModelError::Unreadable { problem, answer: ending(answer) })
     }
 
+    /// What tells the weights from others: their digest, wherever they lie, or else the name and revision at the server.
+    fn weights(&self) -> Result<(String, Option<&str>), ModelError> {
+        let identity = self.model()?.identity();
+        let ModelJudge { model, revision, .. } = &self.settings;
+        Ok((if identity.is_empty() { model.clone() } else { identity }, revision.as_deref()))
+    }
+
     /// Digest of all that a verdict depends on, besides the texts.
     pub(crate) fn fingerprint(&self) -> Result<String, ModelError> {
-        let ModelJudge { model, revision, verdict, reasons, logprobs, max_tokens, rubric, .. } =
-            &self.settings;
+        let ModelJudge { verdict, reasons, logprobs, max_tokens, rubric, .. } = &self.settings;
         let ModelJudge { scale, choices, criteria, against, .. } = &self.settings;
         Ok(digest(&(
-            (VERSION, model, revision, self.model()?.identity()),
+            (VERSION, self.weights()?),
             (verdict, reasons, logprobs, max_tokens),
             (scale, choices, criteria, against),
             (rubric, &self.prompt.source),

@@ -148,29 +148,29 @@ impl Cache {
     fn write(&self, state: &mut State, key: &str, answer: &Remembered) -> Result<(), ModelError> {
         let Some(file) = &self.file else { return Ok(()) };
         let is_full = state.lines >= 2 * self.limit;
-        let written = if is_full { self.compact(state, file) } else { append(state, key, answer) };
+        let written = if is_full { compact(state, file) } else { append(state, key, answer) };
         written.map_err(|error| failed(file, &error))
-    }
-
-    /// Replaces the file by one with the remembered answers only.
-    fn compact(&self, state: &mut State, file: &Path) -> std::io::Result<()> {
-        let draft = file.with_extension(format!("{}.tmp", std::process::id()));
-        let mut text = Vec::new();
-        for key in &state.order {
-            if let Some(answer) = state.answers.get(key) {
-                text.extend(line(key, answer)?);
-            }
-        }
-        std::fs::write(&draft, &text)?;
-        std::fs::rename(&draft, file)?;
-        state.lines = state.order.len();
-        state.log = Some(OpenOptions::new().append(true).open(file)?);
-        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Replaces the file by one with the remembered answers only.
+fn compact(state: &mut State, file: &Path) -> std::io::Result<()> {
+    let draft = file.with_extension(format!("{}.tmp", std::process::id()));
+    let mut text = Vec::new();
+    for key in &state.order {
+        if let Some(answer) = state.answers.get(key) {
+            text.extend(line(key, answer)?);
+        }
+    }
+    std::fs::write(&draft, &text)?;
+    std::fs::rename(&draft, file)?;
+    state.lines = state.order.len();
+    state.log = Some(OpenOptions::new().append(true).open(file)?);
+    Ok(())
 }
 
 fn append(state: &mut State, key: &str, answer: &Remembered) -> std::io::Result<()> {

@@ -44,7 +44,8 @@ struct Logprobs {
 
 #[derive(Deserialize)]
 struct Token {
-    token: String,
+    #[serde(rename = "token")]
+    text: String,
     logprob: f64,
     #[serde(default)]
     top_logprobs: Vec<Alternative>,
@@ -82,7 +83,7 @@ impl ChatModel {
 
 impl Token {
     fn into_alternatives(self) -> Vec<(String, f64)> {
-        let own = (self.token, self.logprob);
+        let own = (self.text, self.logprob);
         let others = self.top_logprobs.into_iter().map(|other| (other.token, other.logprob));
         let others: Vec<_> = others.filter(|(token, _)| *token != own.0).collect();
         std::iter::once(own).chain(others).collect()

@@ -258,7 +258,7 @@ mod tests {
         const BUSY: &str = "HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
         const LATER: &str =
             "HTTP/1.1 429 Later\r\nconnection: close\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
-        let timeout = Duration::from_secs(60);
+        let timeout = Duration::from_mins(1);
         let own = client(vec![BUSY, BUSY, BUSY, DONE], Limits::default(), timeout);
         assert!(own.url().ends_with("/v1/chat"), "{}", own.url());
         own.post(&json!({}), 0).unwrap();
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn requests_keep_to_the_rates() {
-        let timeout = Duration::from_secs(60);
+        let timeout = Duration::from_mins(1);
         let limits = Limits { requests_per_minute: 6.0, ..Limits::default() };
         let requests = client(vec![DONE; 4], limits, timeout);
         for number in 0..4 {

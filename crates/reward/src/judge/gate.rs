@@ -126,7 +126,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| gate.slot().map(drop));
             let pacing = scope.spawn(|| gate.pace(0));
-            let sleeping = scope.spawn(|| gate.sleep(Duration::from_secs(86_400)));
+            let sleeping = scope.spawn(|| gate.sleep(Duration::from_hours(24)));
             gate.close();
             assert_eq!(waiting.join().unwrap(), Err(Closed));
             assert_eq!(pacing.join().unwrap(), Err(Closed));

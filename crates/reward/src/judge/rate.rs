@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 /// Paces requests so that neither their number nor their tokens exceed a rate over a minute.
 ///

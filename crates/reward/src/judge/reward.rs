@@ -159,13 +159,13 @@ impl Reward for JudgeReward {
 pub(crate) fn question(prompt: &PromptSource) -> String {
     match prompt {
         PromptSource::Text(text) => text.clone(),
-        PromptSource::Messages(messages) => match &messages[..] {
-            [only] => content(only),
-            _ => {
-                let named = messages.iter().map(|message| format!("{}: {}", message.role, content(message)));
-                named.collect::<Vec<_>>().join("\n\n")
+        PromptSource::Messages(messages) => {
+            if let [only] = &messages[..] {
+                return content(only);
             }
-        },
+            let named = messages.iter().map(|message| format!("{}: {}", message.role, content(message)));
+            named.collect::<Vec<_>>().join("\n\n")
+        }
     }
 }
 

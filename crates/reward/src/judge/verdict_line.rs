@@ -63,7 +63,7 @@ struct Line<'a> {
 
 /// The lines of an answer. Those of fenced blocks and of copies of delimited texts are quoted.
 struct Lines<'a> {
-    lines: std::str::Lines<'a>,
+    left: std::str::Lines<'a>,
     nonce: String,
     fence: Option<&'a str>,
     is_copy: bool,
@@ -71,7 +71,7 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn new(answer: &'a str, nonce: &str) -> Self {
-        Self { lines: answer.lines(), nonce: format!(" {nonce}>"), fence: None, is_copy: false }
+        Self { left: answer.lines(), nonce: format!(" {nonce}>"), fence: None, is_copy: false }
     }
 }
 
@@ -79,7 +79,7 @@ impl<'a> Iterator for Lines<'a> {
     type Item = Line<'a>;
 
     fn next(&mut self) -> Option<Line<'a>> {
-        let text = self.lines.next()?;
+        let text = self.left.next()?;
         let mut is_quoted = self.is_copy || self.fence.is_some();
         // `<response NONCE>` begins a copy and `</response NONCE>` ends it; the last tag of a line decides.
         if let Some(tag) = text.rfind(&self.nonce).and_then(|end| text[..end].rfind('<')) {

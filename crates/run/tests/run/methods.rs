@@ -25,11 +25,11 @@ const SHORT: [&str; 9] = [
     "stage.rl.trainer.micro_batch_tokens=64",
 ];
 
-/// A game of several turns, for methods with step rewards.
+/// A game of several turns against an opponent that plays at random, for methods with step rewards.
 const STEPS: [&str; 6] = [
-    "model.new.max_positions=48",
-    "data={generator='guess'}",
-    "environment={kind='guess',max_turns=4}",
+    "model.new.max_positions=160",
+    "data={generator='tic_tac_toe'}",
+    "environment={kind='tic_tac_toe'}",
     "reward.components=[{kind='environment'}]",
     "eval.reward.components=[{kind='environment'}]",
     "sampling.max_new_tokens=4",

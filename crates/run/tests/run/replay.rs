@@ -79,21 +79,24 @@ fn samples_are_bitwise_identical_under_the_checkpoint_of_their_version() {
 
 #[test]
 fn every_turn_of_an_episode_is_replayed() {
-    let directory = tempfile::tempdir().unwrap();
-    let game = [
-        "data={generator='guess'}",
-        "environment={kind='guess',max_turns=4}",
-        "reward.components=[{kind='environment'}]",
-        "eval.reward.components=[{kind='environment'}]",
-        "model.new.max_positions=128",
-        "stage.rl.steps=1",
-    ];
-    let config = trained(directory.path(), &game);
-    let samples: Vec<Replay> =
-        (0..6).map(|ticket| replay(&config, &format!("{ticket}/1"), false).unwrap()).collect();
-    assert!(samples.iter().all(|sample| sample.verdict == Verdict::Equal));
-    // A turn has at most five tokens.
-    assert!(samples.iter().any(|sample| sample.tokens > 5), "some have several turns");
+    // The second has an opponent that plays at random.
+    for (game, turns) in [("guess", 4), ("tic_tac_toe", 9)] {
+        let directory = tempfile::tempdir().unwrap();
+        let overrides = [
+            &format!("data={{generator='{game}'}}"),
+            &format!("environment={{kind='{game}',max_turns={turns}}}"),
+            "reward.components=[{kind='environment'}]",
+            "eval.reward.components=[{kind='environment'}]",
+            "model.new.max_positions=192",
+            "stage.rl.steps=1",
+        ];
+        let config = trained(directory.path(), &overrides);
+        let samples: Vec<Replay> =
+            (0..6).map(|ticket| replay(&config, &format!("{ticket}/1"), false).unwrap()).collect();
+        assert!(samples.iter().all(|sample| sample.verdict == Verdict::Equal), "{game}");
+        // A turn has at most five tokens.
+        assert!(samples.iter().any(|sample| sample.tokens > 5), "some have several turns");
+    }
 }
 
 #[test]

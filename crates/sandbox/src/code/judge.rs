@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
 use super::compare::{same_text, same_value};
+use super::execution::QUERY;
 use super::slots::Slots;
 use super::{Case, Language};
 use crate::nonce::nonce;
@@ -14,8 +15,6 @@ use crate::{Ending, Execution, Executor, InputFile, Limits, Outcome, SandboxErro
 
 /// Runs one test against the program, which is in a process of its own.
 const TESTER: &str = include_str!("tester.py");
-/// Runs SQL.
-const QUERY: &str = include_str!("query.py");
 /// Verdicts to remember.
 const VERDICTS: usize = 1 << 16;
 /// Compiled programs to remember.

@@ -8,6 +8,7 @@
 //! under `schema['items']` if the mapping has no such key), `%` does not format strings, macros do not see `varargs` and
 //! `kwargs`, and a loop over `none` is empty, while Jinja2 fails.
 
+mod after_turn;
 mod date_time;
 mod display;
 mod generation;
@@ -43,6 +44,8 @@ pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     names: Vec<String>,
     special: SpecialTokens,
+    /// Variables of every rendering.
+    variables: Map<String, Json>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -117,7 +120,8 @@ impl ChatTemplate {
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Self { environment: Arc::new(environment), names, special: special.clone() })
+        let variables = Map::new();
+        Ok(Self { environment: Arc::new(environment), names, special: special.clone(), variables })
     }
 
     /// The templates of a folder, if it has any; separate files take precedence over `tokenizer_config.json`.
@@ -155,6 +159,19 @@ impl ChatTemplate {
         &self.names
     }
 
+    /// The same templates with variables for every rendering, such as `enable_thinking`.
+    #[must_use]
+    pub fn with_variables(mut self, variables: Map<String, Json>) -> Self {
+        self.variables.extend(variables);
+        self
+    }
+
+    /// True if the source of a template contains a text.
+    pub fn mentions(&self, text: &str) -> bool {
+        let sources = self.names.iter().filter_map(|name| self.environment.get_template(name).ok());
+        sources.into_iter().any(|template| template.source().contains(text))
+    }
+
     /// Renders a conversation to the same text as `transformers`.
     ///
     /// Messages serialise to objects with at least `role` and usually `content`: [`rloom_core::ChatMessage`], or JSON
@@ -190,13 +207,8 @@ impl ChatTemplate {
 
         let mut context: Vec<(&str, Value)> =
             self.special.named().map(|(name, text)| (name, Value::from(text))).collect();
-        context.extend(
-            options
-                .variables
-                .into_iter()
-                .flatten()
-                .map(|(name, value)| (name.as_str(), Value::from(Serde(value)))),
-        );
+        let variables = self.variables.iter().chain(options.variables.into_iter().flatten());
+        context.extend(variables.map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         context.extend([
             ("messages", Value::from(messages)),
             ("tools", Value::from(Serde(options.tools))),

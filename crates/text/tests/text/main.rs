@@ -1,5 +1,7 @@
 //! Tokenizers and chat templates compared with `transformers`.
 
+mod after_turn;
+mod calls;
 mod chat_golden;
 mod folders;
 mod next_turn;

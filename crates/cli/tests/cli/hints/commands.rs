@@ -37,6 +37,7 @@ pub(super) const COMMANDS: &[Command] = &[
         &[&["train", "my recipe.toml", "--dry-run", "--set", "run.name=mine"], &["train", "my recipe.toml", "--dry-run", "--run-name", "mine"]]),
     command("the configuration of the run is {}", &["train", "runs/tiny", "--dry-run"], "the configuration of the run is runs/tiny/config.toml", &[&["train", "runs/tiny/config.toml", "--dry-run"]]),
     command("give the path of a TOML file in it", &["train", ".", "--dry-run"], "give the path of a TOML file in it", &[&["train", "./tiny.toml", "--dry-run"]]),
+    command("`rloom env list` lists the games", &["env", "play", "chess"], "`rloom env list` lists the games", &[&["env", "list"], &["env", "play", "tic_tac_toe"]]),
     // Models
     command("HubError::NotAFolder", &["generate", "runs/tiny/checkpoints/latest/config.json", "1+1="], "give the folder that contains config.json", &[&["generate", MODEL, "1+1="]]),
     command("HubError::Name", &["generate", "nothing", "1+1="], "a model is a local folder or `organisation/name`, with `@revision` for a branch, tag or commit", &[&["generate", MODEL, "1+1="]]),

@@ -115,6 +115,7 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/wire/tests/wire/handshake.rs",
         "a_missing_or_short_token_says_what_to_set",
     ),
+    ("NoFormat", "crates/env/tests/env/tools.rs", "a_template_without_calls_needs_a_format"),
     ("WireError::WrongBuild", "crates/wire/tests/wire/handshake.rs", "another_build_is_refused_at_both_ends"),
     ("WireError::WrongToken", "crates/wire/tests/wire/handshake.rs", "a_wrong_token_is_refused_at_both_ends"),
 ];

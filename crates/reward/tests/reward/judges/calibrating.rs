@@ -1,16 +1,20 @@
 //! Calibrations of judges, and runs that depend on them.
 
+use std::cmp::Ordering;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_reward::judge::{Calibration, CalibrationError, calibrate};
+use rloom_reward::judge::{
+    Answer, Calibration, CalibrationError, JudgeModel, JudgeModels, ModelError, Question, calibrate,
+};
 use rloom_reward::{Kind, Scorer};
 use serde_json::{Value, json};
 
 use super::server::{Act, Asked, Server};
 use super::{NoModels, component, settings};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn calibration(component: &Value, rows: &str) -> Result<Calibration, CalibrationError> {
     let settings = settings(component);
@@ -86,12 +90,10 @@ fn pairs_have_a_consistency_under_swaps() {
             .join("\n");
     let longer = |asked: &Asked| {
         let (a, b) = (asked.block("response_a").len(), asked.block("response_b").len());
-        if a > b {
-            "A"
-        } else if b > a {
-            "B"
-        } else {
-            "tie"
+        match a.cmp(&b) {
+            Ordering::Greater => "A",
+            Ordering::Less => "B",
+            Ordering::Equal => "tie",
         }
     };
     let keys = json!({ "verdict": "pairwise" });
@@ -181,4 +183,49 @@ fn a_run_needs_a_calibration_below_the_limit() {
     }
     std::fs::write(&file, "{}").unwrap();
     assert!(start(&component).unwrap_err().contains("cannot be read"));
+}
+
+/// Models of this process that say yes to a 2 and have a digest.
+#[derive(Debug)]
+struct Opened(&'static str);
+
+impl JudgeModels for Opened {
+    fn open(&self, _model: &str, _timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError> {
+        Ok(Arc::new(Self(self.0)))
+    }
+}
+
+impl JudgeModel for Opened {
+    fn ask(&self, question: &Question) -> Result<Answer, ModelError> {
+        let text = if question.text.contains('2') { "yes" } else { "no" };
+        Ok(Answer { text: text.to_owned(), ..Answer::default() })
+    }
+
+    fn identity(&self) -> String {
+        self.0.to_owned()
+    }
+}
+
+/// The path of a folder may be written in several ways; the weights count.
+#[test]
+fn a_calibration_belongs_to_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, prompt) = (folder.path().join("judge.json"), folder.path().join("prompt.txt"));
+    std::fs::write(&prompt, "{{ response.text }}").unwrap();
+    let judge = |model: &str| {
+        json!({ "kind": "judge", "model": model, "reasons": false, "prompt": prompt, "calibration": file,
+                "max_false_positive_rate": 1.0 })
+    };
+    let settings = settings(&judge("a/folder"));
+    let Kind::Judge(own) = &settings.components[0].kind else { unreachable!() };
+    let found = calibrate(own, TIMEOUT, &Opened("digest"), &rows(), 10, &|_, _| {}).unwrap();
+    found.save(&file).unwrap();
+    let start = |model: &str, weights: &'static str| {
+        let scorer = Scorer::new(&super::settings(&judge(model)), 0, 0).unwrap();
+        scorer.open_models(&Opened(weights)).unwrap();
+        assert_eq!(super::values(&scorer, "2", &["2", "3"]), Ok(vec![Some(1.0), Some(0.0)]));
+        scorer.prepare().map_err(|error| error.to_string())
+    };
+    assert_eq!(start("/another/way/to/a/folder", "digest"), Ok(()));
+    assert!(start("a/folder", "other weights").unwrap_err().contains("another model, prompt or settings"));
 }

@@ -1,5 +1,7 @@
 //! Judges that compare: pairs, rubrics and whole groups.
 
+use std::cmp::Ordering;
+
 use serde_json::{Value, json};
 
 use super::server::Server;
@@ -9,12 +11,10 @@ use super::{component, scorer, values};
 fn prefers_longer() -> Server {
     Server::start(|asked, _| {
         let (a, b) = (asked.block("response_a").len(), asked.block("response_b").len());
-        asked.verdict(if a > b {
-            "A"
-        } else if b > a {
-            "B"
-        } else {
-            "tie"
+        asked.verdict(match a.cmp(&b) {
+            Ordering::Greater => "A",
+            Ordering::Less => "B",
+            Ordering::Equal => "tie",
         })
     })
 }

@@ -1,0 +1,199 @@
+//! The games: the contract of environments, chance, demonstrations, illegal turns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::{PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task, Ticket, Trajectory};
+use rloom_data::{DataSettings, Dataset, Split};
+use rloom_env::{Attempt, Environment, EnvironmentSettings, conformance, demonstrate};
+use rloom_text::{CharacterSettings, Tokenizer};
+use serde_json::json;
+
+use crate::support::{TEMPLATE, now, turn};
+
+/// The games with legal and illegal turns.
+const GAMES: [(&str, &[&str]); 9] = [
+    ("bandit", &["a", "z", "b", "ab"]),
+    ("blackjack", &["h", "x", "h", "s"]),
+    ("connect_four", &["4", "4", "9", "3"]),
+    ("frozen_lake", &["R", "D", "left", "U"]),
+    ("kuhn_poker", &["?", "p", "b"]),
+    ("sokoban", &["R", "D", "L", "U", "x"]),
+    ("sudoku", &["111", "122", "1", "443"]),
+    ("tic_tac_toe", &["5", "5", "1", "9", "0"]),
+    ("wordle", &["crane", "CRANE", "house"]),
+];
+
+fn settings(game: &str) -> EnvironmentSettings {
+    serde_json::from_value(json!({ "kind": game })).unwrap()
+}
+
+fn environment(settings: &EnvironmentSettings) -> Arc<dyn Environment> {
+    settings.validate().unwrap();
+    settings.environment(Duration::MAX, None).unwrap()
+}
+
+fn tasks(game: &str, split: Split) -> Dataset {
+    let data: DataSettings = serde_json::from_value(json!({ "generator": game, "size": 200 })).unwrap();
+    Dataset::open(&data, split, 1).unwrap()
+}
+
+/// A tokenizer with the characters of the game alone.
+fn tokenizer(game: &str) -> Tokenizer {
+    let data: DataSettings = serde_json::from_value(json!({ "generator": game })).unwrap();
+    let observed = settings(game).alphabet().to_owned();
+    let characters: std::collections::BTreeSet<char> =
+        data.alphabet().unwrap().chars().chain(observed.chars()).collect();
+    Tokenizer::characters(&CharacterSettings::new(String::from_iter(characters))).unwrap()
+}
+
+fn wide_tokenizer() -> Tokenizer {
+    let mut settings = CharacterSettings::new((' '..='~').chain(['\n']).collect::<String>());
+    settings.chat_template = Some(TEMPLATE.into());
+    Tokenizer::characters(&settings).unwrap()
+}
+
+fn key(ticket: u64, sample: u32) -> SampleKey {
+    SampleKey { ticket: Ticket(ticket), sample, segment: 0 }
+}
+
+/// An episode with these turns; the last one is repeated.
+fn played(settings: &EnvironmentSettings, task: &Task, sample: u32, turns: &[&str]) -> Trajectory {
+    let tokenizer = wide_tokenizer();
+    let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(task.index, sample));
+    let environment = environment(settings);
+    let mut attempt = now(Attempt::start(environment.as_ref(), task, &tokenizer, 100_000, random)).unwrap();
+    let mut taken = 0;
+    while !attempt.is_over() {
+        let text = format!("{}<|eos|>", turns[taken.min(turns.len() - 1)]);
+        let tokens = tokenizer.encode(&text, false).unwrap();
+        now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
+        taken += 1;
+    }
+    attempt.finish().unwrap()
+}
+
+fn text(trajectory: &Trajectory) -> String {
+    wide_tokenizer().decode(&trajectory.tokens, true).unwrap()
+}
+
+fn rewards(trajectory: &Trajectory) -> Vec<f64> {
+    trajectory.steps().map(|step| step.reward).collect()
+}
+
+fn task(answer: &str) -> Task {
+    Task { answer: answer.into(), ..crate::support::task("the game:") }
+}
+
+#[test]
+fn games_keep_the_contract_of_environments() {
+    for (game, turns) in GAMES {
+        let environment = environment(&settings(game));
+        for position in 0..5 {
+            let task = tasks(game, Split::Train).get(position).unwrap();
+            let chat = Task {
+                prompt: PromptSource::Messages(vec![rloom_core::ChatMessage::new("user", "Play.")]),
+                ..task.clone()
+            };
+            for task in [task, chat] {
+                conformance::check(environment.as_ref(), &task, &wide_tokenizer(), turns).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn demonstrations_are_legal_games_in_the_characters_of_the_game() {
+    for (game, _) in GAMES {
+        let (settings, tokenizer) = (settings(game), tokenizer(game));
+        let environment = environment(&settings);
+        let dataset = tasks(game, Split::Demonstration);
+        let mut different = std::collections::BTreeSet::new();
+        for position in 0..50 {
+            let task = dataset.get(position).unwrap();
+            let played =
+                now(demonstrate(environment.as_ref(), &task, &tokenizer, 5000, key(position, 0))).unwrap();
+            assert!(rewards(&played).iter().all(|reward| *reward != -0.1), "{game}: {played:?}");
+            assert!(played.steps().count() <= settings.max_turns());
+            assert!(played.steps().all(|step| step.state.is_some()));
+            different.insert(tokenizer.decode(&played.tokens, true).unwrap());
+        }
+        assert!(different.len() >= 8, "{game}: {different:?}");
+    }
+}
+
+#[test]
+fn chance_depends_on_the_sample_and_repeats() {
+    let play = |sample| {
+        text(&played(&settings("tic_tac_toe"), &task("X .../.../..."), sample, &["5", "1", "2", "3"]))
+    };
+    let games: Vec<String> = (0..6).map(play).collect();
+    assert_eq!(games, (0..6).map(play).collect::<Vec<_>>());
+    let different: std::collections::BTreeSet<&String> = games.iter().collect();
+    assert!(different.len() > 2, "{games:?}");
+}
+
+#[test]
+fn illegal_turns_cost_and_are_told_or_end_the_game() {
+    let lake = |keys: serde_json::Value| {
+        let mut table = json!({ "kind": "frozen_lake", "max_turns": 3 });
+        table.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let settings: EnvironmentSettings = serde_json::from_value(table).unwrap();
+        played(&settings, &task("SFG"), 0, &["x", "R", "R"])
+    };
+    let told = lake(json!({}));
+    assert_eq!(rewards(&told), [-0.1, 0.0, 1.0]);
+    assert_eq!(text(&told), "the game:x?R01S#G#R");
+    assert_eq!(rewards(&lake(json!({ "illegal_reward": -2.0, "illegal_ends": true }))), [-2.0]);
+    // The last turn ends the game without the goal.
+    let late = lake(json!({ "max_turns": 2 }));
+    assert_eq!((rewards(&late), late.stop), (vec![-0.1, 0.0], StopReason::StopToken));
+}
+
+#[test]
+fn a_conversation_is_told_the_legal_moves() {
+    let prompt = PromptSource::Messages(vec![rloom_core::ChatMessage::new("user", "Cross the lake.")]);
+    let told = played(&settings("frozen_lake"), &Task { prompt, ..task("SFG") }, 0, &["x", "R"]);
+    let text = text(&told);
+    assert!(text.contains("[user]That is not a legal move. Legal moves: L, D, R, U\n[assistant]R"), "{text}");
+}
+
+#[test]
+fn draws_and_losses_have_their_rewards() {
+    let game = |answer: &str, settings: serde_json::Value, turns: &[&str]| {
+        rewards(&played(&serde_json::from_value(settings).unwrap(), &task(answer), 0, turns))
+    };
+    let best = json!({ "kind": "tic_tac_toe", "opponent": "best", "draw_reward": 0.5 });
+    assert_eq!(game("X XOX/XOO/OX.", best.clone(), &["9"]), [0.5], "a draw");
+    assert_eq!(game("X OO./X../X..", best, &["9"]), [-1.0], "the opponent wins");
+    assert_eq!(game("X XX./OO./...", json!({ "kind": "tic_tac_toe" }), &["3"]), [1.0], "a win");
+    let four = json!({ "kind": "connect_four", "opponent": "best" });
+    assert_eq!(game("112233", four, &["4"]), [1.0]);
+}
+
+#[test]
+fn answers_without_a_game_are_errors() {
+    for (game, _) in GAMES {
+        let environment = environment(&settings(game));
+        let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(1, 0));
+        let wrong = task("no game");
+        let started = now(Attempt::start(environment.as_ref(), &wrong, &wide_tokenizer(), 1000, random));
+        let error = started.unwrap_err();
+        assert!(format!("{error:?}").contains("no game"), "{game}: {error:?}");
+        assert!(miette::Diagnostic::help(&error).unwrap().to_string().contains(game), "{game}");
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_errors() {
+    for (json, key) in [
+        (json!({ "kind": "tic_tac_toe", "draw_reward": 2.0 }), "draw_reward"),
+        (json!({ "kind": "connect_four", "depth": 2 }), "depth"),
+        (json!({ "kind": "connect_four", "opponent": "best", "depth": 7 }), "depth"),
+        (json!({ "kind": "bandit", "max_turns": 0 }), "max_turns"),
+        (json!({ "kind": "sudoku", "illegal_reward": 0.5 }), "illegal_reward"),
+    ] {
+        let settings: EnvironmentSettings = serde_json::from_value(json).unwrap();
+        assert_eq!(settings.validate().unwrap_err().key, key);
+    }
+}
