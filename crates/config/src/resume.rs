@@ -46,7 +46,7 @@ const WITHOUT_INFLUENCE: [&str; 33] = [
     "reward.timeout_seconds",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 21] = [
+const FROM_A_CHECKPOINT: [&str; 22] = [
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
@@ -68,6 +68,7 @@ const FROM_A_CHECKPOINT: [&str; 21] = [
     "trainer.deterministic",
     "schedule.max_failures",
     "algorithm.filter.max_draws",
+    "domains.max_draws",
 ];
 
 /// What a change of settings means for a resumed run.

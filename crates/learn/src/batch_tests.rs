@@ -14,7 +14,6 @@ use rloom_engine::{
     Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
     TrainCapabilities, TrainEngine, TrainError, Which,
 };
-use rloom_reward::DomainSet;
 
 use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
 
@@ -193,7 +192,7 @@ fn train_skipping(
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
-        outcome: OutcomeRule { verified: DomainSet::All, is_shaped: false },
+        outcome: OutcomeRule { verified: Default::default(), is_shaped: false },
         step_reward_weight: 1.0,
     };
     let state = AlgorithmState::default();

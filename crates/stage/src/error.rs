@@ -302,7 +302,7 @@ pub enum StageError {
         filtered.join(", ")
     )]
     #[diagnostic(help(
-        "raise `stage.{stage}.algorithm.filter.max_draws`, or start a run with easier or harder tasks or with a larger \
+        "raise `stage.{stage}.{setting}`, or start a run with easier or harder tasks or with a larger \
          `stage.{stage}.algorithm.group_size`"
     ))]
     NothingLeft {
@@ -314,6 +314,8 @@ pub enum StageError {
         filtered: Vec<String>,
         /// Batches' worth of groups that may be drawn.
         draws: u32,
+        /// The setting that bounds them.
+        setting: &'static str,
         /// The checkpoint to resume from.
         checkpoint: String,
     },

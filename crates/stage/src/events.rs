@@ -205,13 +205,16 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.count_attempts(&group);
         let filtered: u64 = self.counters.filtered.values().sum();
         let batch = self.context.groups_per_batch;
-        let max_draws = self.context.training.algorithm.filters.max_draws.max(self.context.domains.max_draws);
+        let of_method = self.context.training.algorithm.filters.max_draws;
+        let max_draws = of_method.max(self.context.domains.max_draws);
+        let setting = if max_draws > of_method { "domains.max_draws" } else { "algorithm.filter.max_draws" };
         if filtered + batch > u64::from(max_draws) * batch * self.batches_in_progress() {
             return Err(StageError::NothingLeft {
                 stage: self.stage_name(),
                 step: self.step(),
                 filtered: self.counters.filtered.iter().map(|(name, n)| format!("{n} {name}")).collect(),
                 draws: max_draws,
+                setting,
                 checkpoint: self.last_checkpoint(),
             });
         }

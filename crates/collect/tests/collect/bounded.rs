@@ -11,7 +11,7 @@ use rloom_collect::{
     BoundedEngine, EpisodeRunner, EpisodeSettings, EvaluationReport, Evaluator, GroupProgress, GroupRunner,
     GroupSettings,
 };
-use rloom_core::{OnUpdate, PolicyId, PolicyVersion, StopReason, Ticket, VersionSpan};
+use rloom_core::{Draw, OnUpdate, PolicyId, PolicyVersion, StopReason, Ticket, VersionSpan};
 use rloom_data::{ArithmeticSettings, Cursor, DataSettings, Dataset, Order, Source, Split};
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, PublishedPolicy, RequestName, RolloutCapabilities,
@@ -255,7 +255,7 @@ fn groups_share_the_bound() {
         for ticket in 0..40 {
             let runner = Arc::clone(&runners[ticket as usize % 2]);
             groups.spawn(async move {
-                let task = runner.task(Ticket(ticket)).unwrap();
+                let task = runner.task(Draw { domain: 0, position: ticket }).unwrap();
                 let progress = GroupProgress::default();
                 runner.run(Ticket(ticket), &task, progress, &|_| {}).await.map_err(|failure| failure.cause)
             });

@@ -8,7 +8,7 @@ use rloom_collect::{
     BoundedEngine, CollectError, EvaluationReport, Evaluator, GroupFailure, GroupProgress, GroupRunner,
     GroupSettings, GroupUpdate,
 };
-use rloom_core::{Episode, SampleKey, Ticket};
+use rloom_core::{Draw, Episode, SampleKey, Ticket};
 use rloom_data::{Cursor, Dataset, Order, Split};
 use rloom_reward::{Completion, JudgeError, OnError, Reward, Verdict};
 
@@ -67,7 +67,7 @@ fn group(fails: fn(SampleKey) -> bool, judges_groups: bool) -> Result<Vec<Episod
     let reward = Box::new(Faulty { fails, judges_groups });
     let runner =
         GroupRunner::new(judged_episodes(&bounded, reward, OnError::Drop), dataset, cursor, settings);
-    let task = runner.task(Ticket(0)).unwrap();
+    let task = runner.task(Draw::default()).unwrap();
     let episodes = Mutex::new(vec![None; SAMPLES as usize]);
     let report = |update| {
         if let GroupUpdate::Episode { sample, episode, .. } | GroupUpdate::Judged { sample, episode, .. } =
