@@ -15,7 +15,7 @@ pub(crate) fn add_overlong_penalty(rewards: &mut Rewards, penalty: f64) {
 }
 
 /// Derives the outcome of an episode from its rewards.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OutcomeRule {
     /// Domains in which a reward component is a verifier.
     pub verified: DomainSet,

@@ -142,6 +142,9 @@ pub enum CursorChange {
     },
 }
 
+/// Weight and positions of a source.
+type WeightedPositions = (f64, Positions);
+
 /// Tasks of a dataset by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Positions {
@@ -262,7 +265,7 @@ impl Cursor {
     }
 
     fn of_lanes(
-        lanes: Vec<(Option<String>, Vec<(f64, Positions)>)>,
+        lanes: Vec<(Option<String>, Vec<WeightedPositions>)>,
         order: Order,
         seed: u64,
         stage: u32,
@@ -280,7 +283,7 @@ impl Cursor {
             sources.clear();
         }
         let mut numbers = 0..;
-        let mut lane = |strands: Vec<(f64, Positions)>| {
+        let mut lane = |strands: Vec<WeightedPositions>| {
             let weights: Vec<f64> =
                 strands.iter().map(|(weight, p)| if p.len() > 0 { *weight } else { 0.0 }).collect();
             let next = Apportionment::new(&weights).ok_or(CursorError::Empty)?;

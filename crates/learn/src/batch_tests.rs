@@ -192,7 +192,7 @@ fn train_skipping(
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
-        outcome: OutcomeRule { verified: Default::default(), is_shaped: false },
+        outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
     };
     let state = AlgorithmState::default();

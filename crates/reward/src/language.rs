@@ -182,7 +182,7 @@ mod tests {
     fn codes_are_sorted_and_each_has_a_language_of_its_own() {
         assert!(LANGUAGES.is_sorted_by(|a, b| a.0 < b.0));
         let mut languages: Vec<Lang> = LANGUAGES.iter().map(|(_, language)| *language).collect();
-        languages.sort_by_key(|language| language.code());
+        languages.sort_by_key(Lang::code);
         languages.dedup();
         assert_eq!(languages.len(), LANGUAGES.len());
     }

@@ -1,3 +1,5 @@
+use std::fmt::Write;
+
 /// Result of a call, for the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
@@ -25,7 +27,8 @@ impl Output {
             let end = self.text.floor_char_boundary(bytes);
             let cut = self.text.len() - end;
             self.text.truncate(end);
-            self.text.push_str(&format!("[truncated {cut} bytes]"));
+            // Writing to a string does not fail.
+            let _ = write!(self.text, "[truncated {cut} bytes]");
         }
         self
     }

@@ -1,8 +1,10 @@
 //! The tasks of games: deterministic, possible, with disjoint splits where they differ.
 
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+
 use std::collections::BTreeSet;
 
-use rloom_core::{PromptSource, Task};
+use rloom_core::{Demonstration, PromptSource, Task};
 use rloom_data::{DataSettings, Dataset, Split};
 use serde_json::{Value, json};
 
@@ -57,7 +59,7 @@ fn characters_of_tasks_are_in_the_alphabet() {
         let alphabet = settings.alphabet().unwrap();
         for task in tasks(&settings, Split::Demonstration, 1) {
             let PromptSource::Text(prompt) = &task.prompt else { unreachable!("the prompt is text") };
-            let turns = task.demonstration.iter().flat_map(|demonstration| demonstration.turns());
+            let turns = task.demonstration.iter().flat_map(Demonstration::turns);
             let mut characters = prompt.chars().chain(turns.flat_map(|turn| turn.chars()));
             assert!(characters.all(|character| alphabet.contains(character)), "{game}: {prompt} {alphabet}");
         }

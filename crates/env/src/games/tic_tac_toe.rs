@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn random_and_best_players_have_their_known_figures() {
         let empty = Board([None; 9]);
-        let (random, best): (fn(&Board) -> _, fn(&Board) -> _) = (Board::empty, Board::best);
+        let (random, best) = (Board::empty, Board::best);
         assert_near(outcomes(empty, random, random), [0.585, 0.127, 0.288]);
         assert_near(outcomes(empty, best_against_random, random), [0.995, 0.005, 0.0]);
         assert_near(outcomes(empty, random, best_against_random), [0.007, 0.060, 0.932]);

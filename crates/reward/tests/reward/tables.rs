@@ -1,7 +1,5 @@
 //! Components as tables of a recipe.
 
-#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
-
 use rloom_reward::ComponentSettings;
 
 fn read(json: &str) -> Result<ComponentSettings, String> {

@@ -26,7 +26,11 @@ fn partial(sample: u32) -> Record {
         versions: vec![VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(3), range: 0..2 }],
         stop: StopReason::Aborted,
     };
-    Record::PartialEpisode { ticket: Ticket(1), sample, episode: PartialEpisode { turns: vec![turn] } }
+    Record::PartialEpisode {
+        ticket: Ticket(1),
+        sample,
+        episode: PartialEpisode { turns: vec![turn], responses: Vec::new() },
+    }
 }
 
 /// Opens the journal of stage 1.

@@ -41,7 +41,7 @@ impl Transport for StdioServer {
             let Ok(incoming) = serde_json::from_slice::<Incoming>(&line) else { continue };
             match (&incoming.id, &incoming.method) {
                 (Some(own), Some(method)) => self.process.send(&message::answer(own, method).to_string()),
-                (Some(found), None) if *found == Value::from(id) => return Ok(incoming),
+                (Some(found), None) if found.as_u64() == Some(id) => return Ok(incoming),
                 // Notifications, and answers to requests that nobody waits for.
                 _ => {}
             }

@@ -58,9 +58,12 @@ fn functions_are_tools_with_their_schema() {
         })
     );
     let tools = toolbox.open();
-    assert_eq!(call(&tools, "weather", json!({"city": "Bern", "days": 2})).unwrap(), Output::ok("Bern: 2 c"));
-    assert_eq!(call(&tools, "numbers", json!({})).unwrap(), Output::ok("[1, 2]"));
-    assert_eq!(call(&tools, "fails", json!({})).unwrap(), Output::error("ValueError: no such place"));
+    assert_eq!(
+        call(&tools, "weather", &json!({"city": "Bern", "days": 2})).unwrap(),
+        Output::ok("Bern: 2 c")
+    );
+    assert_eq!(call(&tools, "numbers", &json!({})).unwrap(), Output::ok("[1, 2]"));
+    assert_eq!(call(&tools, "fails", &json!({})).unwrap(), Output::error("ValueError: no such place"));
 }
 
 #[test]
@@ -70,11 +73,11 @@ fn a_crash_is_no_result_and_a_hang_is_one() {
     let table = json!({"kind": "function", "function": format!("{}:TOOLS", file.display()), "workers": 1});
     let toolbox = toolbox(table, SHORT).unwrap();
     let tools = toolbox.open();
-    let died = call(&tools, "dies", json!({}));
+    let died = call(&tools, "dies", &json!({}));
     assert!(matches!(&died, Err(ToolError::Function(FunctionError::Ended { .. }))), "{died:?}");
-    assert_eq!(call(&tools, "hangs", json!({})).unwrap(), Output::error("the call took longer than 0.5 s"));
+    assert_eq!(call(&tools, "hangs", &json!({})).unwrap(), Output::error("the call took longer than 0.5 s"));
     // The processes have been replaced.
-    assert_eq!(call(&tools, "numbers", json!({})).unwrap(), Output::ok("[1, 2]"));
+    assert_eq!(call(&tools, "numbers", &json!({})).unwrap(), Output::ok("[1, 2]"));
 }
 
 #[test]

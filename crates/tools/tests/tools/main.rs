@@ -1,6 +1,6 @@
 //! Tools: results, failures and limits.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod functions;
 mod mcp;

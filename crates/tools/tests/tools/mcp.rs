@@ -72,12 +72,12 @@ fn tools_of_a_server_are_called() {
     let names: Vec<&str> = toolbox.tools().iter().map(|tool| tool.name.as_str()).collect();
     assert_eq!(names, ["add", "count", "fails", "hangs", "floods", "dies", "lies", "refuses"]);
     let tools = toolbox.open();
-    assert_eq!(call(&tools, "add", json!({"a": 2, "b": 3})).unwrap(), Output::ok("5\n[image]"));
-    assert_eq!(call(&tools, "fails", json!({})).unwrap(), Output::error("no"));
-    assert_eq!(call(&tools, "refuses", json!({})).unwrap(), Output::error("bad arguments"));
+    assert_eq!(call(&tools, "add", &json!({"a": 2, "b": 3})).unwrap(), Output::ok("5\n[image]"));
+    assert_eq!(call(&tools, "fails", &json!({})).unwrap(), Output::error("no"));
+    assert_eq!(call(&tools, "refuses", &json!({})).unwrap(), Output::error("bad arguments"));
     // One process serves all episodes.
-    assert_eq!(call(&tools, "count", json!({})).unwrap(), Output::ok("{\"count\":1}"));
-    assert_eq!(call(&toolbox.open(), "count", json!({})).unwrap(), Output::ok("{\"count\":2}"));
+    assert_eq!(call(&tools, "count", &json!({})).unwrap(), Output::ok("{\"count\":1}"));
+    assert_eq!(call(&toolbox.open(), "count", &json!({})).unwrap(), Output::ok("{\"count\":2}"));
 }
 
 #[test]
@@ -85,15 +85,15 @@ fn failures_of_a_server_are_no_results() {
     let folder = tempfile::tempdir().unwrap();
     let toolbox = toolbox(server(folder.path(), &json!({})), LONG).unwrap();
     let tools = toolbox.open();
-    let died = call(&tools, "dies", json!({})).unwrap_err();
+    let died = call(&tools, "dies", &json!({})).unwrap_err();
     assert!(matches!(died, ToolError::Function(FunctionError::Ended { .. })), "{died:?}");
     assert!(died.to_string().contains("the reason"), "{died}");
-    let lied = call(&tools, "lies", json!({})).unwrap_err();
+    let lied = call(&tools, "lies", &json!({})).unwrap_err();
     assert!(lied.to_string().contains("answered nonsense to `tools/call`"), "{lied}");
-    let flood = call(&tools, "floods", json!({})).unwrap_err();
+    let flood = call(&tools, "floods", &json!({})).unwrap_err();
     assert!(matches!(flood, ToolError::Function(FunctionError::Malformed { .. })), "{flood:?}");
     // A new process serves the next call.
-    assert_eq!(call(&tools, "count", json!({})).unwrap(), Output::ok("{\"count\":1}"));
+    assert_eq!(call(&tools, "count", &json!({})).unwrap(), Output::ok("{\"count\":1}"));
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn a_call_that_hangs_ends_at_its_timeout() {
     let folder = tempfile::tempdir().unwrap();
     let toolbox = toolbox(server(folder.path(), &json!({})), SHORT).unwrap();
     let tools = toolbox.open();
-    assert_eq!(call(&tools, "hangs", json!({})).unwrap(), Output::error("the call took longer than 0.5 s"));
-    assert_eq!(call(&tools, "fails", json!({})).unwrap(), Output::error("no"));
+    assert_eq!(call(&tools, "hangs", &json!({})).unwrap(), Output::error("the call took longer than 0.5 s"));
+    assert_eq!(call(&tools, "fails", &json!({})).unwrap(), Output::error("no"));
 }
 
 #[test]
@@ -113,13 +113,13 @@ fn episodes_have_servers_of_their_own() {
     assert_eq!(toolbox.tools().len(), 2);
     let (first, second) = (toolbox.open(), toolbox.open());
     for (tools, count) in [(&first, 1), (&second, 1), (&first, 2), (&first, 3)] {
-        assert_eq!(call(tools, "count", json!({})).unwrap(), Output::ok(format!("{{\"count\":{count}}}")));
+        assert_eq!(call(tools, "count", &json!({})).unwrap(), Output::ok(format!("{{\"count\":{count}}}")));
     }
     // The state of a server that hangs is lost, and the policy is told.
-    assert!(call(&first, "hangs", json!({})).unwrap().is_error);
-    let lost = call(&first, "count", json!({})).unwrap();
+    assert!(call(&first, "hangs", &json!({})).unwrap().is_error);
+    let lost = call(&first, "count", &json!({})).unwrap();
     assert_eq!(lost, Output::error("the server was ended, because an earlier call took too long"));
-    assert_eq!(call(&second, "count", json!({})).unwrap(), Output::ok("{\"count\":2}"));
+    assert_eq!(call(&second, "count", &json!({})).unwrap(), Output::ok("{\"count\":2}"));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn serve(listener: &TcpListener) {
             let (name, value) = line.trim().split_once(':').unwrap();
             match name.to_ascii_lowercase().as_str() {
                 "content-length" => length = value.trim().parse().unwrap(),
-                "mcp-session-id" => session = value.trim().to_owned(),
+                "mcp-session-id" => value.trim().clone_into(&mut session),
                 _ => {}
             }
             line.clear();
@@ -185,7 +185,7 @@ fn servers_are_called_over_http() {
     let url = format!("http://{}/mcp", listener.local_addr().unwrap());
     std::thread::spawn(move || serve(&listener));
     let toolbox = toolbox(json!({"kind": "mcp", "url": url}), LONG).unwrap();
-    assert_eq!(call(&toolbox.open(), "who", json!({})).unwrap(), Output::ok("s1"));
+    assert_eq!(call(&toolbox.open(), "who", &json!({})).unwrap(), Output::ok("s1"));
 }
 
 #[test]

@@ -50,9 +50,9 @@ fn check(table: Value) {
     let toolbox = toolbox(table, LONG).unwrap();
     assert_eq!(toolbox.tools()[0].parameters["properties"]["a"]["type"], "integer");
     let tools = toolbox.open();
-    assert_eq!(call(&tools, "add", json!({"a": 2, "b": 3})).unwrap(), Output::ok("5"));
+    assert_eq!(call(&tools, "add", &json!({"a": 2, "b": 3})).unwrap(), Output::ok("5"));
     for (tool, arguments) in [("boom", json!({})), ("add", json!({"a": "x"}))] {
-        let output = call(&tools, tool, arguments).unwrap();
+        let output = call(&tools, tool, &arguments).unwrap();
         assert!(output.is_error, "{output:?}");
     }
 }
@@ -67,7 +67,7 @@ fn rewards_servers_of_the_python_package() {
         toolbox(json!({"kind": "mcp", "command": [interpreter(), file], "per_episode": true}), SHORT)
             .unwrap();
     assert_eq!(
-        call(&hanging.open(), "hang", json!({})).unwrap(),
+        call(&hanging.open(), "hang", &json!({})).unwrap(),
         Output::error("the call took longer than 0.5 s")
     );
 }
@@ -97,6 +97,6 @@ fn rewards_the_server_with_everything() {
     let folder = std::env::var("RLOOM_TEST_NODE").unwrap();
     let program = format!("{folder}/node_modules/.bin/mcp-server-everything");
     let toolbox = toolbox(json!({"kind": "mcp", "command": [program], "tools": ["echo"]}), LONG).unwrap();
-    let output = call(&toolbox.open(), "echo", json!({"message": "hello"})).unwrap();
+    let output = call(&toolbox.open(), "echo", &json!({"message": "hello"})).unwrap();
     assert_eq!(output, Output::ok("Echo: hello"));
 }

@@ -25,7 +25,7 @@ pub(crate) const LONG: Duration = Duration::from_mins(2);
 /// The timeout of calls that hang.
 pub(crate) const SHORT: Duration = Duration::from_millis(500);
 
-pub(crate) fn call(tools: &Toolset, name: &str, arguments: Value) -> Result<Output, ToolError> {
+pub(crate) fn call(tools: &Toolset, name: &str, arguments: &Value) -> Result<Output, ToolError> {
     block_on(async { tools.call(name, arguments.as_object().cloned().unwrap()).await })
 }
 
