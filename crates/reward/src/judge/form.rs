@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserializer;
-use serde::de::{Error, MapAccess, Visitor};
+use serde::de::{MapAccess, Visitor};
 
 use super::error::Unreadable;
 use super::prompt::Shown;
@@ -169,6 +169,7 @@ fn numbers(json: &str, names: &[String]) -> Option<Vec<f64>> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let entries = reader.deserialize_map(Entries).ok()?;
     reader.end().ok()?;
+    // With a repeated name, another one is missing.
     if entries.len() != names.len() {
         return None;
     }
@@ -179,7 +180,7 @@ fn numbers(json: &str, names: &[String]) -> Option<Vec<f64>> {
     names.iter().map(number).collect()
 }
 
-/// The entries of an object, of which none may be repeated.
+/// The entries of an object, repeated ones included.
 struct Entries;
 
 impl<'de> Visitor<'de> for Entries {
@@ -191,11 +192,8 @@ impl<'de> Visitor<'de> for Entries {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries: Self::Value = Vec::new();
-        while let Some((name, number)) = map.next_entry::<String, f64>()? {
-            if entries.iter().any(|(given, _)| *given == name) {
-                return Err(A::Error::custom("a name is repeated"));
-            }
-            entries.push((name, number));
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
         }
         Ok(entries)
     }

@@ -44,10 +44,10 @@ fn share(amount: f64, per_minute: f64) -> Duration {
     if per_minute <= 0.0 {
         return Duration::ZERO;
     }
-    // A pause of a year for one request is a mistake in the settings, but no overflow.
-    Duration::try_from_secs_f64(MINUTE.as_secs_f64() * amount / per_minute)
-        .unwrap_or(Duration::MAX)
-        .min(MINUTE * 525_600)
+    // Rounded up, so that a minute never has one request too many. A pause of a year for one request is a mistake in the
+    // settings, but no overflow.
+    let nanoseconds = (MINUTE.as_nanos() as f64 * amount / per_minute).ceil();
+    Duration::from_nanos(nanoseconds as u64).min(MINUTE * 525_600)
 }
 
 #[cfg(test)]
