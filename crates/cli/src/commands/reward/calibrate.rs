@@ -52,7 +52,9 @@ fn judge_of<'c>(
     name: Option<&str>,
 ) -> Result<(&'c ComponentSettings, &'c ModelJudge, &'c RewardSettings), Failure> {
     let rollouts = config.stages.iter().filter_map(|stage| stage.rollout.as_ref());
-    let rewards = rollouts.map(|rollout| &rollout.reward).chain(config.eval.iter().map(|eval| &eval.reward));
+    let of_sets = config.eval.iter().flat_map(|eval| &eval.sets).filter_map(|set| set.reward.as_ref());
+    let of_eval = config.eval.iter().map(|eval| &eval.reward).chain(of_sets);
+    let rewards = rollouts.map(|rollout| &rollout.reward).chain(of_eval);
     let mut judges: Vec<(&ComponentSettings, &ModelJudge, &RewardSettings)> = Vec::new();
     for reward in rewards {
         for component in &reward.components {
