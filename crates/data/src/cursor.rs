@@ -183,6 +183,9 @@ struct Strand {
     positions: Positions,
 }
 
+/// The domain of a lane, and its sources: their weights and tasks.
+type LaneSources = (Option<String>, Vec<(f64, Positions)>);
+
 /// The tasks of one domain with a quota, or without quotas all tasks: strands that take turns.
 #[derive(Debug, Clone)]
 struct Lane {
@@ -261,12 +264,7 @@ impl Cursor {
         Self::of_lanes(lanes, order, seed, stage)
     }
 
-    fn of_lanes(
-        lanes: Vec<(Option<String>, Vec<(f64, Positions)>)>,
-        order: Order,
-        seed: u64,
-        stage: u32,
-    ) -> Result<Self, CursorError> {
+    fn of_lanes(lanes: Vec<LaneSources>, order: Order, seed: u64, stage: u32) -> Result<Self, CursorError> {
         let len = lanes.iter().flat_map(|(_, strands)| strands).map(|(_, positions)| positions.len()).sum();
         let mut sources = Vec::new();
         for (domain, strands) in &lanes {

@@ -174,7 +174,9 @@ impl Scheduler {
                     return Err(SchedError::NotInFlight(WorkKind::Training));
                 };
                 if let Some(quotas) = self.groups.quotas_mut() {
-                    tickets.iter().for_each(|&ticket| quotas.end(ticket));
+                    for &ticket in tickets {
+                        quotas.end(ticket);
+                    }
                 }
                 self.in_flight = InFlightWork::Nothing;
                 self.version.0 += 1;

@@ -63,7 +63,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Ends the batch of these groups, for the curriculum.
     pub(crate) fn end_measured_batch(&mut self, groups: &[Group]) {
         let Some(curriculum) = self.context.domains.curriculum else { return };
-        groups.iter().for_each(|group| self.count_attempts(group));
+        for group in groups {
+            self.count_attempts(group);
+        }
         self.counters.success.get_or_insert_default().end_batch(curriculum.window);
     }
 

@@ -218,7 +218,9 @@ impl SimulatedDriver {
         if !self.slots.is_empty() {
             let size = self.settings.groups_per_batch;
             let mut found = BTreeMap::new();
-            tickets.iter().for_each(|ticket| *found.entry(self.domain(*ticket)).or_default() += 1);
+            for ticket in tickets {
+                *found.entry(self.domain(*ticket)).or_default() += 1;
+            }
             assert_eq!(found, self.quota(batch * size..(batch + 1) * size), "SCHED-9");
         }
         let mut indices = BTreeMap::new();
