@@ -163,6 +163,7 @@ pub struct EvalSet {
 
 impl EvalSettings {
     /// The evaluation of one of the further sets alone.
+    #[must_use]
     pub fn of_set(&self, set: &EvalSet) -> Self {
         let EvalSet { tasks, data, environment, reward, .. } = set.clone();
         Self {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rloom_algo::{Algorithm, AlgorithmSettings, AlgorithmState, LossStep, LossTerms, Method, TokenScores};
-use rloom_collect::OutcomeRule;
+use rloom_collect::{DomainSet, OutcomeRule};
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
@@ -192,7 +192,7 @@ fn train_skipping(
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
-        outcome: OutcomeRule { verified: Default::default(), is_shaped: false },
+        outcome: OutcomeRule { verified: DomainSet::All, is_shaped: false },
         step_reward_weight: 1.0,
     };
     let state = AlgorithmState::default();
