@@ -19,7 +19,7 @@ intermediate_size = 16
 max_positions = 160
 
 [tokenizer]
-alphabet = "qw <>/=();*,'\"|\n0123456789SELCTFROMabceilnoprstuvxy"
+alphabet = "qw <>/=();*,'\"|\n0123456789SELCTFROMabcehilnoprstuvxy"
 
 [data]
 path = "rows.jsonl"
@@ -42,15 +42,16 @@ fn programs_run_in_the_sandbox() {
     let sandbox = Sandbox::new();
     sandbox.write("tools.toml", RECIPE);
     sandbox.write("tables.sql", "CREATE TABLE t (a, b); INSERT INTO t VALUES (1, 'x'), (2, 'y');");
-    let row = |turns: &str| format!("{{\"prompt\": \"q\", \"answer\": \"x\", \"demonstration\": {turns}}}\n");
-    let python = row(r#"["<python>print(6*7)</python>", "<python>print('a' * 3)</python>", "x"]"#);
-    let sql = row(r#"["<sql>SELECT a, b FROM t</sql>", "x"]"#);
+    let row =
+        |turn: &str| format!("{{\"prompt\": \"q\", \"answer\": \"x\", \"demonstration\": \"{turn}\"}}\n");
+    let python = row("<python>print(6*7)</python><python>print('a' * 3)</python>");
+    let sql = row("<sql>SELECT a, b FROM t</sql>");
     sandbox.write("rows.jsonl", &[python, sql].concat());
     let result = sandbox.run(&["train", "tools.toml", "--quiet"]);
     assert_eq!(result.code, Some(0), "{}", result.text());
 
     // A program that fails has an error as its result, which has other characters.
-    sandbox.write("rows.jsonl", &[row(r#"["<python>open('x')</python>", "x"]"#), row(r#""x""#)].concat());
+    sandbox.write("rows.jsonl", &[row("<python>open('x')</python>"), row("x")].concat());
     let result = sandbox.run(&["train", "tools.toml", "--quiet", "--set", "run.name=\"second\""]);
     let text = result.text();
     assert!(result.code != Some(0) && text.contains("the tokenizer has no token for"), "{text}");

@@ -1,6 +1,6 @@
 //! The built-in generators: deterministic and correct tasks, disjoint splits.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::BTreeSet;
 
@@ -227,23 +227,15 @@ fn some_demonstrations_call_the_calculator() {
         worked_share: Some(0.5),
         ..Default::default()
     });
-    let (mut calls, mut plain) = (0, 0);
+    let mut turns = [0; 3];
     for task in tasks(&source, Split::Demonstration, 1) {
-        let expression = prompt(&task).trim_end_matches('=').to_owned();
-        match task.demonstration.as_ref().unwrap().turns() {
-            [call, answer] => {
-                assert_eq!(*call, format!("<calculator>{expression}</calculator>"));
-                assert_eq!(*answer, format!("#### {}", task.answer));
-                calls += 1;
-            }
-            [answer] => {
-                assert_eq!(*answer, task.answer);
-                plain += 1;
-            }
-            turns => panic!("{turns:?}"),
-        }
+        let (written, expression) =
+            (task.demonstration.as_ref().unwrap().turns(), prompt(&task).replace('=', ""));
+        turns[written.len()] += 1;
+        let call = format!("<calculator>{expression}</calculator>");
+        assert!(*written == [task.answer.clone()] || *written == [call, format!("#### {}", task.answer)]);
     }
-    assert!(calls > plain / 2 && plain > calls / 2, "{calls} {plain}");
+    assert!(turns[1] > turns[2] / 2 && turns[2] > turns[1] / 2, "{turns:?}");
 }
 
 #[test]

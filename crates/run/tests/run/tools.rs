@@ -22,7 +22,7 @@ const DIRECTORY: &str = "RLOOM_TEST_TOOLS";
 /// A tool that writes down its calls. With a file `kill`, the call with the number in it does not return: it creates the file
 /// `inside`.
 const TOOL: &str = r#"
-import os, time
+import re, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -35,7 +35,8 @@ def calculator(expression: str) -> str:
     if kill.exists() and len((HERE / "calls").read_text().splitlines()) >= int(kill.read_text()):
         (HERE / "inside").touch()
         time.sleep(1000)
-    return str(eval(expression))
+    numbers = re.fullmatch(r"(\d+)\+(\d+)", expression)
+    return str(int(numbers[1]) + int(numbers[2])) if numbers else "error"
 "#;
 
 /// A policy that calls the tool in about half of its episodes, in groups of two turns.
@@ -56,6 +57,8 @@ fn config(directory: &Path, more: &[&str]) -> Config {
         "stage.warmup.steps=250",
         "stage.warmup.checkpoint_every=250",
         "stage.rl.steps=3",
+        // An evaluation is not recorded: one that is interrupted calls its tools again.
+        "eval.environment={kind='single_turn'}",
         "eval.tasks=4",
         "reward.components=[{kind='random'},{kind='numeric',extract=['hashes','whole']}]",
     ];
