@@ -1,5 +1,7 @@
 //! Several sources with weights: their order, their indices, their held-out tasks.
 
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
