@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rloom_algo::{Algorithm, AlgorithmSettings, AlgorithmState, LossStep, LossTerms, Method, TokenScores};
-use rloom_collect::{DomainSet, OutcomeRule};
+use rloom_collect::OutcomeRule;
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
     Span, StopReason, Task, Ticket, Trajectory, VersionSpan, metric,
