@@ -62,6 +62,7 @@ const ONES: &str = "import pathlib, sys, time\n\n\
                     print('started', file=sys.stderr, flush=True)\n\n\n\
                     def ones(completion):\n\
                     \x20   while hold.exists():\n\
+                    \x20       hold.with_name('waiting').touch()\n\
                     \x20       time.sleep(0.01)\n\
                     \x20   print('judged', file=sys.stderr, flush=True)\n\
                     \x20   return completion.count('1') + len(completion) / 8\n";

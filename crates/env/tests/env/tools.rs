@@ -336,6 +336,7 @@ fn plain_prompts_continue_with_text() {
 fn a_template_without_calls_needs_a_format() {
     let tools = Tools::new(&settings()).unwrap();
     let characters = crate::support::tokenizer();
+    // NoFormat
     let error = block_on(tools.start(&question(), &characters, random())).unwrap_err();
     assert!(error.to_string().contains("no format of tool calls that is known"), "{error}");
     // As the hint says.

@@ -100,7 +100,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("write `--set section.key=value`, for example `--set stage.rl.steps=20`", &["stage.rl.steps"], "write `--set section.key=value`, for example `--set stage.rl.steps=20`", &[&["stage.rl.steps=20"]]),
     mistake("an empty string is `''` (quoted for the shell as well)", &[FILES, ALPHABET, "data.eval_rows=4", "data.domain="], "an empty string is `''` (quoted for the shell as well)", &[&[FILES, ALPHABET, "data.eval_rows=4", "data.domain=''"]]),
     mistake("use one of {}", &["stage.rl.order=ordered"], "use one of `sequential` and `shuffled`", &[&["stage.rl.order=shuffled"], &["stage.rl.order=sequential"]]),
-    mistake("they are {}", &["reward.components=[{kind='exact'},{kind='format',pattern='x',fade=1}]"], "they are `pattern` or `once`", &[&["reward.components=[{kind='exact'},{kind='format',pattern='x'}]"], &["reward.components=[{kind='exact'},{kind='format',pattern='x',once=true}]"]]),
+    mistake("they are {}", &["reward.components=[{kind='exact'},{kind='format',pattern='x',fade=1}]"], "they are `pattern`, `once`, `any_space`, `score`", &[&["reward.components=[{kind='exact'},{kind='format',pattern='x'}]"], &["reward.components=[{kind='exact'},{kind='format',pattern='x',once=true}]"]]),
     mistake("remove it; there are no keys", &["environment={kind='single_turn',max_turns=3}"], "remove it; there are no keys", &[&["environment={kind='single_turn'}"]]),
     mistake("read.rs: keys", &["eval.xyzzy=3"], "the keys of this table are `every`, `tasks`, `samples`, `sampling`, `data`, `environment`, `reward` and `rollout`", &[&["eval.every=3"], &["eval.tasks=3"]]),
     mistake("remove the quotes", &["trainer.learning_rate='1e-5'"], "remove the quotes", &[&["trainer.learning_rate=1e-5"]]),

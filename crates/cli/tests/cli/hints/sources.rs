@@ -125,6 +125,10 @@ fn of_algorithms(path: &Path, text: &str) -> Vec<String> {
             let is_call = !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
             if let (true, true, Some(key)) = (is_call, argument.starts_with('"'), literal(argument)) {
                 let file = path.file_stem().unwrap().to_str().unwrap();
+                // Its settings belong to domains: their ranges have no hints.
+                if file == "difficulty" {
+                    continue;
+                }
                 let is_stage = path.parent().unwrap().ends_with("resolve");
                 keys.push(if is_stage {
                     format!("range of {key}")
