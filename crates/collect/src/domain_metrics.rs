@@ -40,8 +40,9 @@ pub fn domain_metrics(groups: &[Group], filtered: &BTreeMap<String, u64>) -> Met
         let domain = domains.entry(&group.task.domain).or_default();
         domain.groups += 1;
         // Greedy baseline episodes are not samples of the policy.
-        let trained = group.episodes.iter().filter(|episode| episode.role == Role::Train);
-        trained.for_each(|episode| domain.add(episode));
+        for episode in group.episodes.iter().filter(|episode| episode.role == Role::Train) {
+            domain.add(episode);
+        }
     }
     let mut metrics = Metrics::new();
     for (name, domain) in &domains {

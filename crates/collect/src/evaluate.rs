@@ -118,7 +118,9 @@ impl<E: RolloutEngine> Evaluator<E> {
     /// Resets the number of scored completions.
     pub fn reset(&self) {
         self.counters.reset();
-        self.sets.iter().for_each(|(_, set)| set.reset());
+        for (_, set) in &self.sets {
+            set.reset();
+        }
     }
 
     /// Completions per evaluation, of all sets.

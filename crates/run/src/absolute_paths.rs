@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rloom_config::{Config, ModelSource};
+use rloom_config::{Config, EvalSettings, ModelSource};
 use rloom_env::EnvironmentSettings;
 use rloom_function::absolute_function;
 use rloom_reward::RewardSettings;
@@ -12,7 +12,7 @@ use crate::RunError;
 /// Makes the paths of data files, functions and a local model independent of the working directory.
 pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
-    for data in stages.chain(config.eval.iter_mut().flat_map(|eval| eval.all_data())) {
+    for data in stages.chain(config.eval.iter_mut().flat_map(EvalSettings::all_data)) {
         data.make_absolute()?;
     }
     let of_stages = config.stages.iter_mut().filter_map(|stage| stage.rollout.as_mut());

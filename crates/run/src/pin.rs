@@ -1,6 +1,6 @@
 //! Models and data sets of a hub, pinned to their commits and downloaded when a run starts.
 
-use rloom_config::{Config, ModelSource};
+use rloom_config::{Config, EvalSettings, ModelSource};
 use rloom_data::Split;
 use rloom_hub::Hub;
 
@@ -13,7 +13,7 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
         *source = hub.pin_model(source)?;
     }
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
-    for data in stages.chain(config.eval.iter_mut().flat_map(|eval| eval.all_data())) {
+    for data in stages.chain(config.eval.iter_mut().flat_map(EvalSettings::all_data)) {
         data.pin(hub)?;
     }
     Ok(config)

@@ -1,7 +1,5 @@
 //! `rloom reward test`: a reward without a model.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use serde_json::Value;
 
 use crate::support::{Sandbox, TINY, snapshot};

@@ -1,7 +1,5 @@
 //! Tools that run programs: the sandbox is a hidden command of the binary.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use crate::support::Sandbox;
 
 /// Demonstrations whose results have no other characters than those of the alphabet: an error in a result would end the run.

@@ -134,7 +134,7 @@ fn only_stale_runs_have_charts_of_ages() {
 /// Domains and evaluation sets have a line each, in charts that other runs do not have.
 #[test]
 fn domains_and_sets_have_charts() {
-    let metrics = |value: f64| -> Metrics {
+    let metrics = |value: f64| -> crate::Metrics {
         [
             "domain/reward/math",
             "domain/reward/code",
