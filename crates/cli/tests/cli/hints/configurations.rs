@@ -102,7 +102,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("use one of {}", &["stage.rl.order=ordered"], "use one of `sequential` and `shuffled`", &[&["stage.rl.order=shuffled"], &["stage.rl.order=sequential"]]),
     mistake("they are {}", &["reward.components=[{kind='exact'},{kind='format',pattern='x',fade=1}]"], "they are `pattern`, `once`, `any_space`, `score`", &[&["reward.components=[{kind='exact'},{kind='format',pattern='x'}]"], &["reward.components=[{kind='exact'},{kind='format',pattern='x',once=true}]"]]),
     mistake("remove it; there are no keys", &["environment={kind='single_turn',max_turns=3}"], "remove it; there are no keys", &[&["environment={kind='single_turn'}"]]),
-    mistake("read.rs: keys", &["eval.xyzzy=3"], "the keys of this table are `every`, `tasks`, `samples`, `sampling`, `data`, `environment`, `reward` and `rollout`", &[&["eval.every=3"], &["eval.tasks=3"]]),
+    mistake("read.rs: keys", &["eval.xyzzy=3"], "the keys of this table are `every`, `tasks`, `samples`, `sampling`, `data`, `environment`, `reward`, `rollout` and `sets`", &[&["eval.every=3"], &["eval.tasks=3"]]),
     mistake("remove the quotes", &["trainer.learning_rate='1e-5'"], "remove the quotes", &[&["trainer.learning_rate=1e-5"]]),
     mistake("remove the quotes", &["tokenizer.bos='true'"], "remove the quotes", &[&["tokenizer.bos=true"]]),
     mistake("write {x:.0}", &["trainer.warmup_steps=1.0"], "write 1", &[&["trainer.warmup_steps=1"]]),
