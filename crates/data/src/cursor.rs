@@ -186,9 +186,6 @@ struct Strand {
     positions: Positions,
 }
 
-/// The domain of a lane, and its sources: their weights and tasks.
-type LaneSources = (Option<String>, Vec<(f64, Positions)>);
-
 /// The tasks of one domain with a quota, or without quotas all tasks: strands that take turns.
 #[derive(Debug, Clone)]
 struct Lane {

@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 use rloom_core::metric;
 
 use super::*;
-use crate::event::{Event, EventLine, Metrics, StageOutline};
+use crate::event::{Event, EventLine, StageOutline};
 use crate::synthetic::{Kill, SyntheticRun, each_attempt, run, sample};
 
 /// A run directory with an event stream.
