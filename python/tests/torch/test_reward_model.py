@@ -32,7 +32,7 @@ def folder(path: Path, template: str | None) -> tuple[Any, Any]:
     vocabulary = {letter: number for number, letter in enumerate("_0123456789+=ua")}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))  # noqa: S106
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="_", eos_token="_")  # noqa: S106
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="_", eos_token="_")  # type: ignore[no-untyped-call]  # noqa: S106
     tokenizer.chat_template = template
     torch.manual_seed(1)
     config = Qwen2Config(
@@ -42,10 +42,11 @@ def folder(path: Path, template: str | None) -> tuple[Any, Any]:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        num_labels=1,
+        num_labels=1,  # type: ignore[call-arg]
         pad_token_id=0,
     )
-    model = Qwen2ForSequenceClassification(config).eval()
+    model: Any = Qwen2ForSequenceClassification(config)  # type: ignore[no-untyped-call]
+    model.eval()
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return tokenizer, model
