@@ -6,11 +6,11 @@ use std::time::Duration;
 use rloom_core::{OnUpdate, StopReason};
 use rloom_engine::ServerSettings;
 use rloom_engine::{GenerateRequest, RolloutEngine, RolloutError, generate_all};
-use rloom_remote::ReplicaPool;
+use rloom_remote::{PoolTimings, ReplicaPool};
 
 use crate::stand_in::faults::Fault;
 use crate::stand_in::{Protocol, StandIn};
-use crate::support::{Trainer, check, pool_of, request, run, settings};
+use crate::support::{Trainer, check, pool_of, pool_with, request, run, settings, timings};
 
 const GENERATE: &str = "/inference/v1/generate";
 const ALWAYS: u32 = u32::MAX;
@@ -186,7 +186,9 @@ fn a_request_that_no_replica_answers_properly_fails() {
 #[test]
 fn a_request_that_a_server_refuses_is_not_repeated() {
     let (one, two) = (StandIn::start(), StandIn::start());
-    let pool = pool_of(&[&one, &two], &settings(2));
+    // Checks of the servers' health generate a token: none happens here.
+    let timings = PoolTimings { health: Duration::from_hours(1), ..timings() };
+    let pool = pool_with(&[&one, &two], &settings(2), timings);
     load(&pool, &Trainer::new(), 1, OnUpdate::Finish).unwrap();
     one.fail(Fault::Status(GENERATE, 422), 1);
     two.fail(Fault::Status(GENERATE, 422), 1);

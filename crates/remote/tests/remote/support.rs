@@ -37,7 +37,15 @@ pub(crate) fn settings(replicas: usize) -> ServerSettings {
 }
 
 pub(crate) fn pool_of(stand_ins: &[&StandIn], settings: &ServerSettings) -> ReplicaPool {
-    let pool = ReplicaPool::with_timings(LIMITS, settings, None, timings()).unwrap();
+    pool_with(stand_ins, settings, timings())
+}
+
+pub(crate) fn pool_with(
+    stand_ins: &[&StandIn],
+    settings: &ServerSettings,
+    timings: PoolTimings,
+) -> ReplicaPool {
+    let pool = ReplicaPool::with_timings(LIMITS, settings, None, timings).unwrap();
     for stand_in in stand_ins {
         pool.join(stand_in.server());
     }
