@@ -142,7 +142,7 @@ pub struct EvalSettings {
     pub sets: Vec<EvalSet>,
 }
 
-/// One of `[[eval.sets]]`: a named set of held-out tasks, evaluated beside those of `[eval]`.
+/// One of `[[eval.sets]]`: a named set of held-out tasks, evaluated in addition to those of `[eval]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EvalSet {

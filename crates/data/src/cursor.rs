@@ -80,7 +80,7 @@ pub enum CursorError {
         /// The domains of the data.
         found: Vec<String>,
     },
-    /// A domain without a quota beside domains with one.
+    /// A domain without a quota, where others have one.
     #[error("the domain `{domain}` of the data has no quota: `domains.quotas` must name every domain")]
     NoQuota {
         /// The domain.

@@ -44,7 +44,7 @@ impl Serialize for WeightedSource {
     }
 }
 
-/// A mixture from its keys; keys of a single source beside `sources` are errors.
+/// A mixture from its keys; keys of a single source together with `sources` are errors.
 pub(crate) fn from_keys<E: Error>(sources: &[WeightedSource], keys: &Keys) -> Result<DataSettings, E> {
     let given = serde_json::to_value(keys).map_err(E::custom)?;
     let others = given.as_object().into_iter().flatten();

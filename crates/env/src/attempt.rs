@@ -1,6 +1,6 @@
 use rloom_core::{
-    Attachment, Author, RandomKey, SampleKey, Span, StepReward, StopReason, Task, Ticket, Trajectory,
-    VersionSpan,
+    Attachment, Author, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward, StopReason, Task,
+    Ticket, Trajectory, VersionSpan,
 };
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,23 @@ pub struct RecordedResponse {
     /// The turn carries no loss.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_masked: bool,
+}
+
+impl Turn {
+    /// A turn that no policy has sampled, such as a demonstration's; it ends with its stop token.
+    pub fn unsampled(tokens: Vec<u32>) -> Self {
+        Self {
+            logprobs: vec![0.0; tokens.len()],
+            versions: vec![VersionSpan {
+                policy: PolicyId::MAIN,
+                version: PolicyVersion(0),
+                range: 0..tokens.len(),
+            }],
+            tokens,
+            temperature: 1.0,
+            stop: StopReason::StopToken,
+        }
+    }
 }
 
 /// State of an episode after a turn.

@@ -1,7 +1,4 @@
-use rloom_core::{
-    ChatMessage, Demonstration, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey,
-    StopReason, Task, Trajectory, VersionSpan,
-};
+use rloom_core::{ChatMessage, Demonstration, PromptSource, Purpose, RandomKey, SampleKey, Task, Trajectory};
 use rloom_text::{RenderOptions, TextError, Tokenizer};
 
 use crate::{Attempt, EnvError, Environment, Progress, Turn};
@@ -45,7 +42,7 @@ pub async fn demonstrate(
         if length > attempt.room() {
             return Err(too_long(before, length));
         }
-        let progress = attempt.turn(unsampled(tokens)).await?;
+        let progress = attempt.turn(Turn::unsampled(tokens)).await?;
         if attempt.is_out_of_room() {
             // The observation does not fit together with the first token of the next turn.
             return Err(too_long(before + length, 1));
@@ -61,20 +58,6 @@ pub async fn demonstrate(
     let mut trajectory = attempt.finish()?;
     trajectory.versions.clear();
     Ok(trajectory)
-}
-
-fn unsampled(tokens: Vec<u32>) -> Turn {
-    Turn {
-        logprobs: vec![0.0; tokens.len()],
-        versions: vec![VersionSpan {
-            policy: PolicyId::MAIN,
-            version: PolicyVersion(0),
-            range: 0..tokens.len(),
-        }],
-        tokens,
-        temperature: 1.0,
-        stop: StopReason::StopToken,
-    }
 }
 
 /// Number of tokens of the first turn of a task's demonstration, as [`demonstrate`] writes it; 0 without a demonstration.

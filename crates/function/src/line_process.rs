@@ -20,7 +20,7 @@ impl LineProcess {
         Process::start(&Peer::command(command, Role::Tools), longest_line, guard).map(Self)
     }
 
-    /// Writes a line, on a thread of its own: a program that reads nothing delays nobody.
+    /// Writes a line, on a thread of its own: a program that reads nothing does not block the caller.
     pub fn send(&self, line: &str) {
         self.0.send(format!("{line}\n").into_bytes());
     }

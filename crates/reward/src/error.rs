@@ -168,7 +168,7 @@ pub enum ComponentError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Setting(#[from] SettingError),
-    /// A setting of this machine's sandbox beside the address of a server.
+    /// A setting of the local sandbox together with the address of a server.
     #[error("`{key}` has no effect with `url`: the server runs the programs")]
     UnreadByServer {
         /// The key.

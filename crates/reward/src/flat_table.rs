@@ -1,4 +1,4 @@
-//! A component as a flat table: `kind`, `name`, `weight` and `domains` beside the keys of the kind.
+//! A component as a flat table: `kind`, `name`, `weight` and `domains`, and the keys of the kind.
 //!
 //! The keys of the kind are read by its own settings, from the table itself, so that an error is reported at the key. A key
 //! of another kind and one of none are different mistakes: one has no effect, the other is misspelt.

@@ -104,7 +104,7 @@ pub struct Toolset {
 }
 
 impl Toolset {
-    /// Starts a call of a tool, on a thread of its own. A dropped call goes on until its timeout and is forgotten.
+    /// Starts a call of a tool, on a thread of its own. A dropped call runs until its timeout; its result is discarded.
     pub fn call(&self, tool: &str, arguments: Map<String, Value>) -> PendingCall {
         let Some(place) = self.toolbox.tools.iter().position(|known| known.name == tool) else {
             let unknown = Output::error(format!("there is no tool `{tool}`"));

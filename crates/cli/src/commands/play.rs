@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use rloom_config::Config;
-use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Ticket, VersionSpan};
+use rloom_core::{Purpose, RandomKey, SampleKey, Ticket};
 use rloom_data::{DataSettings, Dataset, Split};
 use rloom_env::{Attempt, Environment, EnvironmentSettings, Progress, Turn};
 use rloom_text::{CharacterSettings, Tokenizer};
@@ -193,7 +193,7 @@ impl Table {
         tokens.extend(self.tokenizer.eos_id());
         let written = tokens.len();
         let before = self.attempt.tokens().len();
-        let progress = self.attempt.turn(typed(tokens)).await.map_err(Failure::failed)?;
+        let progress = self.attempt.turn(Turn::unsampled(tokens)).await.map_err(Failure::failed)?;
         self.shown = before + written;
         let reward = self.attempt.step_rewards().last();
         self.total += reward.unwrap_or(0.0);
@@ -220,20 +220,5 @@ impl Table {
 
     fn note(&self, text: impl Display) {
         self.output.info(&self.output.paint(FAINT, &text.to_string()));
-    }
-}
-
-/// A turn of the person at the terminal.
-fn typed(tokens: Vec<u32>) -> Turn {
-    Turn {
-        logprobs: vec![0.0; tokens.len()],
-        versions: vec![VersionSpan {
-            policy: PolicyId::MAIN,
-            version: PolicyVersion(0),
-            range: 0..tokens.len(),
-        }],
-        tokens,
-        temperature: 1.0,
-        stop: StopReason::StopToken,
     }
 }

@@ -36,7 +36,7 @@ pub struct Tools {
     counters: Arc<Counters>,
 }
 
-/// A tokenizer whose calls nobody can read.
+/// A tokenizer without a known format of calls.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]
 #[error("the chat template has no format of tool calls that is known")]
 #[diagnostic(help("name the format of the model's calls in `format`"))]

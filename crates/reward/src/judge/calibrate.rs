@@ -30,7 +30,7 @@ const MASTER_KEYS: [&str; 11] = [
 const TRUNCATED: &str = "[first half of a good response]";
 const OTHER: &str = "[reference of another question]";
 
-/// A response to be judged beside others.
+/// A response to judge, with others to compare it with.
 struct Trial<'d> {
     row: &'d Labelled,
     responses: Vec<String>,
@@ -125,7 +125,7 @@ fn response_of(key: &str, row: &Labelled, index: usize, rows: &[&Labelled]) -> O
     }
 }
 
-/// Responses that a master key is judged beside.
+/// Responses that a master key is compared with.
 fn others(row: &Labelled, shown: Shown) -> Vec<String> {
     match shown {
         Shown::One => Vec::new(),

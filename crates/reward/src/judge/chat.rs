@@ -7,7 +7,7 @@ use super::client::Client;
 use super::error::ModelError;
 use super::model::{Answer, JudgeModel, Question};
 
-/// Alternatives that are asked for at each token.
+/// Alternatives requested for each token.
 const ALTERNATIVES: u32 = 20;
 /// Bytes of a token, for estimates: texts in most languages have more.
 const BYTES_PER_TOKEN: usize = 3;

@@ -26,7 +26,7 @@ pub enum RewardTestError {
     /// A recipe without a reward.
     #[error("no stage of the recipe has a reward{}", of_stage(stage.as_deref()))]
     NoReward {
-        /// The stage that was asked for.
+        /// The requested stage.
         stage: Option<String>,
     },
     /// A reward that judges only what an episode has.

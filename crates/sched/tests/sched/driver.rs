@@ -192,7 +192,7 @@ impl SimulatedDriver {
         quota
     }
 
-    /// The same batch, and the same groups beside it, of each domain alone.
+    /// The same batch, and next to it the same groups of each domain alone.
     fn by_domain(&self, tickets: &[Ticket]) -> Vec<(Vec<Ticket>, Vec<Ticket>, Vec<u64>)> {
         let domains: BTreeSet<u32> = self.slots.iter().copied().chain([0]).collect();
         let of = |domain: u32| {

@@ -42,7 +42,7 @@ impl Transport for StdioServer {
             match (&incoming.id, &incoming.method) {
                 (Some(own), Some(method)) => self.process.send(&message::answer(own, method).to_string()),
                 (Some(found), None) if found.as_u64() == Some(id) => return Ok(incoming),
-                // Notifications, and answers to requests that nobody waits for.
+                // Notifications, and answers to requests that are no longer awaited.
                 _ => {}
             }
         }
