@@ -86,10 +86,7 @@ fn dependencies_point_downwards() {
     }
 }
 
-/// `cargo build`, `cargo run` and `cargo test` leave the extension module out, which nothing but Python can load, and
-/// nothing else.
-#[test]
-fn all_crates_but_the_extension_module_are_built_by_default() {
+fn metadata() -> serde_json::Value {
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let metadata = std::process::Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
@@ -97,13 +94,33 @@ fn all_crates_but_the_extension_module_are_built_by_default() {
         .output()
         .unwrap();
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    serde_json::from_slice(&metadata.stdout).unwrap()
+}
+
+/// `cargo build`, `cargo run` and `cargo test` leave the extension module out, which nothing but Python can load, and
+/// nothing else.
+#[test]
+fn all_crates_but_the_extension_module_are_built_by_default() {
+    let metadata = metadata();
     let default = metadata["workspace_default_members"].as_array().unwrap();
     let is_default =
         |name: &str| default.iter().any(|id| id.as_str().unwrap().contains(&format!("/crates/{name}#")));
     for name in crates() {
         assert_eq!(is_default(&name), name != "python", "{name}");
     }
+}
+
+/// The README's commands name no program.
+#[test]
+fn cargo_run_starts_rloom() {
+    let metadata = metadata();
+    let default: Vec<&str> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|package| package["default_run"].as_str())
+        .collect();
+    assert_eq!(default, ["rloom"]);
 }
 
 /// Local LTO is off, so functions of another codegen unit are called where they should be inlined. In a crate with kernels that
