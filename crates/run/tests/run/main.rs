@@ -19,6 +19,7 @@ mod recovery;
 mod replay;
 mod rows_of_runs;
 mod sampler;
+mod segments;
 mod staleness;
 #[expect(
     dead_code,
