@@ -136,7 +136,13 @@ impl ToolEpisode {
                 Fate::Runs(running) => {
                     let output = running.await.map_err(|error| failed(self.task, error))?;
                     self.counters.ran(&name, output.is_error);
-                    output.limited(self.settings.max_result_bytes as usize).text
+                    self.dialogue
+                        .limited(
+                            &output.text,
+                            self.settings.max_result_bytes,
+                            self.settings.max_result_tokens,
+                        )
+                        .map_err(|source| self.text_error(source))?
                 }
             };
             results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });

@@ -3,6 +3,7 @@
 mod changes;
 mod domains;
 mod engines;
+mod episodes;
 mod exactness;
 mod failures;
 mod full_disk;
