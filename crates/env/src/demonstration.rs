@@ -21,7 +21,7 @@ pub async fn demonstrate(
     tokenizer: &Tokenizer,
     context: usize,
     key: SampleKey,
-) -> Result<Trajectory, EnvError> {
+) -> Result<Vec<Trajectory>, EnvError> {
     let Some(demonstration) = &task.demonstration else {
         return Err(EnvError::NoDemonstration { task: task.index });
     };
@@ -55,9 +55,11 @@ pub async fn demonstrate(
             _ => written.next(),
         };
     }
-    let mut trajectory = attempt.finish()?;
-    trajectory.versions.clear();
-    Ok(trajectory)
+    let mut segments = attempt.finish()?;
+    for segment in &mut segments {
+        segment.versions.clear();
+    }
+    Ok(segments)
 }
 
 /// Number of tokens of the first turn of a task's demonstration, as [`demonstrate`] writes it; 0 without a demonstration.

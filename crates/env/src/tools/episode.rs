@@ -8,7 +8,7 @@ use super::counters::Counters;
 use super::dialogue::{CallResult, ToolDialogue};
 use super::failed;
 use super::settings::{OnMalformed, ToolsEnvironment};
-use crate::{BoxFuture, EnvError, Interaction, Next, Observation, Response, Turn};
+use crate::{BoxFuture, EnvError, Interaction, Next, Observation, RecordedResponse, Response, Turn};
 
 /// One episode.
 #[derive(Debug)]
@@ -180,8 +180,9 @@ impl Interaction for ToolEpisode {
     fn recall<'a>(
         &'a mut self,
         turn: &'a Turn,
-        observation: &'a [u32],
+        recorded: &'a RecordedResponse,
     ) -> BoxFuture<'a, Result<(), EnvError>> {
+        let observation = recorded.observation.as_deref().unwrap_or_default();
         Box::pin(std::future::ready(self.recall_turn(turn, observation)))
     }
 
