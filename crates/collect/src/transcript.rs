@@ -36,3 +36,63 @@ pub fn completion_text(tokenizer: &Tokenizer, trajectory: &Trajectory) -> String
 pub fn prompt_text(tokenizer: &Tokenizer, trajectory: &Trajectory) -> String {
     tokenizer.decode(&trajectory.tokens[..trajectory.leading_prompt()], false).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use rloom_core::{Author, SampleKey, Span, StopReason};
+    use rloom_text::CharacterSettings;
+
+    use super::*;
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::characters(&CharacterSettings::new("abcdefgh>? ")).unwrap()
+    }
+
+    /// A segment of texts by authors.
+    fn segment(number: u32, parts: &[(Author, &str)]) -> Trajectory {
+        let (mut tokens, mut spans) = (Vec::new(), Vec::new());
+        for &(author, text) in parts {
+            let from = tokens.len();
+            tokens.extend(tokenizer().encode(text, false).unwrap());
+            spans.push(Span::new(author, from..tokens.len()));
+        }
+        Trajectory {
+            key: SampleKey { segment: number, ..SampleKey::default() },
+            tokens,
+            spans,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            stop: StopReason::StopToken,
+            attachments: Vec::new(),
+        }
+    }
+
+    /// Rewards see the same texts, however an episode is divided.
+    #[test]
+    fn segments_do_not_change_what_rewards_see() {
+        use Author::{Environment, Policy, Prompt};
+        let tokenizer = tokenizer();
+        let whole = [segment(
+            0,
+            &[
+                (Prompt, "ab"),
+                (Policy, "c"),
+                (Environment, ">"),
+                (Policy, "d"),
+                (Environment, "?"),
+                (Policy, "e"),
+            ],
+        )];
+        let divided = [
+            segment(0, &[(Prompt, "ab"), (Policy, "c"), (Environment, ">"), (Policy, "d")]),
+            segment(1, &[(Prompt, "abd"), (Environment, "?"), (Policy, "e")]),
+        ];
+        for segments in [&whole[..], &divided] {
+            assert_eq!(policy_text(&tokenizer, segments).unwrap(), "cde");
+            assert_eq!(transcript(&tokenizer, segments), "c>d?e");
+            assert_eq!(prompt_text(&tokenizer, &segments[0]), "ab");
+        }
+        assert_eq!(episode_text(&tokenizer, &whole), "c>d?e");
+        assert_eq!(episode_text(&tokenizer, &divided), "c>d\n--- segment 1 ---\n?e");
+    }
+}

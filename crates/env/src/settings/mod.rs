@@ -86,6 +86,11 @@ impl EnvironmentSettings {
         if self.summary().is_some() { 2 * turns } else { turns }
     }
 
+    /// Number of tokens of a segment above which the policy is asked for a summary; `None` if it is not.
+    pub fn summary_limit(&self) -> Option<usize> {
+        self.summary().map(|summary| summary.limit as usize)
+    }
+
     fn summary(&self) -> Option<&SummarySettings> {
         match self.kind().history() {
             Some(History::Summary(summary)) => Some(summary),

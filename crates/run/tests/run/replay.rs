@@ -100,47 +100,6 @@ fn every_turn_of_an_episode_is_replayed() {
 }
 
 #[test]
-fn every_segment_of_an_episode_is_replayed() {
-    for history in ["{window=1}", "{summary={limit=8,request='?'}}"] {
-        let directory = tempfile::tempdir().unwrap();
-        let overrides = [
-            "data={generator='guess'}",
-            &format!("environment={{kind='guess',max_turns=5,history={history}}}"),
-            "reward.components=[{kind='environment'}]",
-            "eval.reward.components=[{kind='environment'}]",
-            "model.new.max_positions=96",
-            "sampling.max_new_tokens=12",
-            "stage.rl.steps=1",
-        ];
-        let config = trained(directory.path(), &overrides);
-        let path = rollouts(&config, 1);
-        let lines = zstd::decode_all(std::fs::File::open(&path).unwrap()).unwrap();
-        let lines = String::from_utf8(lines).unwrap();
-        let keys = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone());
-        let last = keys.max_by_key(|key| key["segment"].as_u64()).unwrap();
-        assert!(last["segment"].as_u64() > Some(0), "{history}");
-        let name = format!("rl/{}/{}", last["ticket"], last["sample"]);
-        let found = replay(&config, &name, false).unwrap();
-        assert_eq!(found.verdict, Verdict::Equal, "{history}");
-        let shown = lineage(&config.run_directory(), &name.parse().unwrap()).unwrap();
-        let segments = shown.samples.iter().map(|sample| u64::from(sample.random.segment));
-        assert_eq!(segments.max(), last["segment"].as_u64());
-
-        // Only the last segment differs.
-        tamper(&path, |line| {
-            if line["key"] == last {
-                let first = line["logprobs"][0].as_f64().unwrap();
-                line["logprobs"][0] = (first - 0.25).into();
-            }
-        });
-        let verdict = replay(&config, &name, false).unwrap().verdict;
-        let differs = matches!(&verdict, Verdict::Different { first: Difference::Logprob { segment, .. } }
-            if Some(*segment as u64) == last["segment"].as_u64());
-        assert!(differs, "{verdict:?}");
-    }
-}
-
-#[test]
 fn a_greedy_baseline_is_replayed_greedily() {
     let directory = tempfile::tempdir().unwrap();
     let config = trained(directory.path(), &["stage.rl.method=remax", "stage.rl.steps=1"]);
