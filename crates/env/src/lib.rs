@@ -28,6 +28,7 @@ mod guess;
 mod keys;
 mod python;
 mod render;
+mod script;
 mod settings;
 mod single_turn;
 mod tools;

@@ -19,6 +19,7 @@ mod recovery;
 mod replay;
 mod rows_of_runs;
 mod sampler;
+mod search;
 mod staleness;
 #[expect(
     dead_code,
