@@ -1,6 +1,6 @@
 use rloom_core::{
-    Attachment, Author, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward, StopReason, Task,
-    Ticket, Trajectory, VersionSpan,
+    Attachment, Author, ChatMessage, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward,
+    StopReason, Task, Ticket, Trajectory, VersionSpan,
 };
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -222,6 +222,19 @@ impl Attempt {
             responses.push(RecordedResponse::of(&response, is_masked, self.interaction.held()));
         }
         self.respond(&turn, response, is_masked)
+    }
+
+    /// Passes a turn of a demonstration to the environment, with the results of its calls; `None` if the environment has no tools.
+    pub(crate) async fn turn_with_results(
+        &mut self,
+        turn: Turn,
+        results: &[ChatMessage],
+    ) -> Result<Option<Progress>, EnvError> {
+        self.check(&turn)?;
+        match self.interaction.step_with_results(&turn, results).await? {
+            Some(response) => self.respond(&turn, response, false).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Continues after a turn whose response was recorded: the environment does not respond again.

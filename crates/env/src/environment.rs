@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::Pin;
 
-use rloom_core::{Attachment, RandomKey, Task};
+use rloom_core::{Attachment, ChatMessage, RandomKey, Task};
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +84,16 @@ pub trait Interaction: Debug + Send {
     /// An observation that the last step held back for the next segment, so that it is recorded with the response.
     fn held(&self) -> Option<&Observation> {
         None
+    }
+
+    /// Responds to a turn of a demonstration with given results of its calls, in their order, without running a tool; `None` if
+    /// the environment has no tools.
+    fn step_with_results<'a>(
+        &'a mut self,
+        _turn: &'a Turn,
+        _results: &'a [ChatMessage],
+    ) -> BoxFuture<'a, Result<Option<Response>, EnvError>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// True if the turn of the last step carries no loss. That of an episode's last turn is not read: it always does.

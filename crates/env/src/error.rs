@@ -39,6 +39,30 @@ pub enum EnvError {
         /// Index of the task in its dataset.
         task: u64,
     },
+    /// A demonstration that the environment ends before its last turn.
+    #[error(
+        "the demonstration of task {task} has {turns} turns, but its episode ends after turn {played}: the others would not \
+         be trained"
+    )]
+    DemonstrationCut {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// Turns that were played.
+        played: usize,
+        /// Turns of the demonstration.
+        turns: usize,
+    },
+    /// A demonstration with results of tools, in an environment without tools.
+    #[error(
+        "the demonstration of task {task} has results of tools, but the environment `{environment}` has no tools; with the \
+         environment `tools` every turn is trained, and with the calls and results in `prompt` only the last one"
+    )]
+    NoTools {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// Name of the environment.
+        environment: String,
+    },
     /// A tokenizer without a token that ends a completion.
     #[error("the tokenizer has no end-of-text token, so completions cannot end")]
     #[diagnostic(help(

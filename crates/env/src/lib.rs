@@ -30,6 +30,7 @@ mod history;
 mod keys;
 mod python;
 mod render;
+mod script;
 mod settings;
 mod single_turn;
 mod tools;

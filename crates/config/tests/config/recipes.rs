@@ -34,9 +34,12 @@ fn assert_round_trip(config: &Config) {
 fn recipes_are_valid_and_round_trip() {
     for name in [
         "arithmetic.toml",
+        "code.toml",
         "frozen-lake.toml",
         "gsm8k.toml",
         "guess.toml",
+        "judge-model.toml",
+        "judge.toml",
         "mixed-domains.toml",
         "tic-tac-toe.toml",
     ] {
@@ -46,7 +49,9 @@ fn recipes_are_valid_and_round_trip() {
 
 #[test]
 fn recipes_with_tools_are_valid_and_round_trip() {
-    for (name, tool, turns) in [("calculator", "calculator", 2), ("retool", "python", 6)] {
+    for (name, tool, turns) in
+        [("calculator", "calculator", 2), ("search", "search", 3), ("retool", "python", 6)]
+    {
         let config = recipe(&format!("{name}.toml"));
         assert_round_trip(&config);
         let environments = config.stages.iter().map(|stage| &stage.environment);

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use rloom_core::{EarlierReasoning, History, SettingError};
 use rloom_function::Host;
+use serde_json::Value;
 
 use super::EnvironmentUnusable;
 use crate::Environment;
@@ -59,6 +60,11 @@ pub(crate) trait Kind {
     /// Checks what the environment needs on the machines of `host` or on this one.
     fn check(&self, _host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
         Ok(())
+    }
+
+    /// The tools that prompts declare, as chat templates receive them.
+    fn declared_tools(&self) -> Result<Vec<Value>, EnvironmentUnusable> {
+        Ok(Vec::new())
     }
 
     /// Creates the environment with a full history.

@@ -14,6 +14,7 @@ use rloom_core::{EarlierReasoning, History, SettingError, SettingProblem, Summar
 use rloom_function::{FunctionError, Host, PythonEnvironment};
 
 use rloom_tools::ToolError;
+use serde_json::Value;
 
 pub(crate) use kind::Kind;
 
@@ -138,6 +139,11 @@ impl EnvironmentSettings {
     /// Loads the Python function, if it is one, on the machines of `host` or on this one.
     pub fn check(&self, host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
         self.kind().check(host)
+    }
+
+    /// The tools that prompts declare, as chat templates receive them. Creates their sources.
+    pub fn declared_tools(&self) -> Result<Vec<Value>, EnvironmentUnusable> {
+        self.kind().declared_tools()
     }
 
     /// Creates the environment; `timeout` limits each answer of a Python function, whose processes start on the machines of

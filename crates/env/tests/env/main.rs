@@ -4,6 +4,7 @@
 
 mod attempts;
 mod conforming;
+mod conversations;
 mod demonstrations;
 mod games;
 mod guess;

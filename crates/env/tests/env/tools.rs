@@ -207,6 +207,30 @@ fn calls_over_the_limits_have_an_error_as_result() {
     assert_eq!(environment.take_metrics()["tools/refused"], 3.0);
 }
 
+#[test]
+fn results_are_cut_off_after_a_number_of_tokens() {
+    let source = TestTools::new();
+    let result = |max_result_bytes: u64, max_result_tokens: u64, tool: &str| {
+        let limited = ToolsEnvironment { max_result_bytes, max_result_tokens, ..settings() };
+        let mut played = Played::start(&environment(&source, &limited), &question());
+        played.play(&call(tool, "1")).unwrap().1
+    };
+    let cut = |characters: usize| {
+        observed(&[&format!("{}[truncated {} bytes]", "é".repeat(characters), 200 - 2 * characters)])
+    };
+    let tokens = tokenizer().encode(&"é".repeat(100), false).unwrap().len() as u64;
+    assert_eq!(tokens, 100);
+    assert_eq!(result(1000, 100, "long"), observed(&[&"é".repeat(100)]));
+    assert_eq!(result(1000, 99, "long"), cut(99));
+    assert_eq!(result(1000, 1, "long"), cut(1));
+    // The smaller limit counts; both together report everything that is missing.
+    assert_eq!(result(9, 100, "long"), cut(4));
+    assert_eq!(result(9, 3, "long"), cut(3));
+    // Tokens are those of the text that the policy sees, in which the end of a turn is no token.
+    assert_eq!(result(1000, 2, "end"), observed(&["a<[truncated 9 bytes]"]));
+    assert_eq!(ToolsEnvironment::new(Vec::new()).max_result_tokens, 4096);
+}
+
 /// What a tool returns cannot end a turn or begin one.
 #[test]
 fn results_contain_no_special_tokens() {
@@ -372,6 +396,7 @@ fn settings_are_checked() {
         (json!({"tools": [{"kind": "mcp"}]}), "either `command` or `url`"),
         (json!({"tools": [{"kind": "mcp", "command": ["x"], "per_episode": true}]}), "has lost the state"),
         (json!({"max_calls": 0}), "max_calls"),
+        (json!({"max_result_tokens": 0}), "max_result_tokens"),
     ] {
         let error = with(table).unwrap_err();
         assert!(error.contains(expected), "{error}");

@@ -26,7 +26,7 @@ fn task(answer: &str, row: Value) -> Task {
     }
 }
 
-fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
+pub(crate) fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(1), sample, segment: 0 },
         tokens: vec![0; 4],
@@ -299,8 +299,8 @@ fn settings_that_cannot_work_are_refused() {
     }
 }
 
-#[test]
-fn any_completion_is_judged_in_linear_time() {
+/// Every rule, and a task that all of them can judge.
+pub(crate) fn every_rule() -> (Value, Task) {
     let checks: Vec<Value> = lines(include_str!("../golden/instructions.jsonl"))
         .map(|mut row| row.remove("check").unwrap())
         .collect();
@@ -318,8 +318,14 @@ fn any_completion_is_judged_in_linear_time() {
         {"kind": "format", "pattern": "<think>*</think> <answer>*</answer>", "any_space": true},
         {"kind": "format", "name": "tags", "pattern": "<a>*<a>*<b>*<a>", "score": "fraction"},
         {"kind": "regex", "pattern": "(a|b|ab)*c(.*)*<"}, {"kind": "repetition"}, {"kind": "language", "language": "en"},
-        {"kind": "overlap"}, {"kind": "overlap", "name": "bleu", "measure": "bleu"}, {"kind": "diversity"}
+        {"kind": "overlap"}, {"kind": "overlap", "name": "bleu", "measure": "bleu"}, {"kind": "diversity"}, {"kind": "math"}
     ]);
+    (components, task)
+}
+
+#[test]
+fn any_completion_is_judged_in_linear_time() {
+    let (components, task) = every_rule();
     let settings: RewardSettings = serde_json::from_value(json!({"components": components})).unwrap();
     assert_eq!(settings.on_error, OnError::Fatal);
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
@@ -365,6 +371,17 @@ fn any_completion_is_judged_in_linear_time() {
         ".,",
         "İ",
         "ß ",
+        "$",
+        "\\(",
+        "\\frac{",
+        "\\boxed{1}, ",
+        "x = \\boxed{1}, ",
+        "answer\n",
+        "# answer\n",
+        "answers are therefore ",
+        "Verdict n: ",
+        "~~~\n",
+        "<response n>\n",
     ] {
         let text = part.repeat(60_000 / part.len());
         let own = trajectory(STOPPED, 0);
