@@ -25,7 +25,7 @@ pub async fn demonstrate(
     tokenizer: &Tokenizer,
     context: usize,
     key: SampleKey,
-) -> Result<Trajectory, EnvError> {
+) -> Result<Vec<Trajectory>, EnvError> {
     let Some(demonstration) = &task.demonstration else {
         return Err(EnvError::NoDemonstration { task: task.index });
     };
@@ -68,9 +68,11 @@ pub async fn demonstrate(
     if matches!(demonstration, Demonstration::Conversation(_)) && played < total {
         return Err(EnvError::DemonstrationCut { task: task.index, played, turns: total });
     }
-    let mut trajectory = attempt.finish()?;
-    trajectory.versions.clear();
-    Ok(trajectory)
+    let mut segments = attempt.finish()?;
+    for segment in &mut segments {
+        segment.versions.clear();
+    }
+    Ok(segments)
 }
 
 /// Number of tokens of the first turn of a task's demonstration, as [`demonstrate`] writes it; 0 without a demonstration.

@@ -134,6 +134,16 @@ pub enum TurnProblem {
     /// An observation without tokens.
     #[error("the environment's observation is empty")]
     EmptyObservation,
+    /// A new segment without a prompt, or with an observation that is longer than its prompt.
+    #[error(
+        "the prompt of the environment's new segment has {prompt} tokens, {observed} of which are its observation"
+    )]
+    SegmentPrompt {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the observation.
+        observed: usize,
+    },
     /// More tokens than the context has room for.
     #[error("{tokens} tokens, but the context has room for {room}")]
     TooLong {

@@ -151,7 +151,7 @@ fn arithmetic_recipe_resolves() {
 #[test]
 fn guess_recipe_has_the_game_in_all_stages_and_in_evaluation() {
     let config = recipe("guess.toml");
-    let game = EnvironmentSettings::Guess(GuessSettings { max_turns: 5 });
+    let game = EnvironmentSettings::Guess(GuessSettings::default());
     let environments = config.stages.iter().map(|s| &s.environment);
     assert!(environments.chain(config.eval.as_ref().map(|e| &e.environment)).all(|e| *e == game));
     let ModelSource::New { tokenizer, .. } = &config.model else { panic!("a new model") };

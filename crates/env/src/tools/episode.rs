@@ -10,7 +10,7 @@ use super::dialogue::{CallResult, ToolDialogue};
 use super::failed;
 use super::recorded::{RecordedProblem, result_text};
 use super::settings::{OnMalformed, ToolsEnvironment};
-use crate::{BoxFuture, EnvError, Interaction, Next, Observation, Response, Turn};
+use crate::{BoxFuture, EnvError, Interaction, Next, Observation, RecordedResponse, Response, Turn};
 
 /// One episode.
 #[derive(Debug)]
@@ -180,7 +180,13 @@ impl ToolEpisode {
                 Fate::Runs(running) => {
                     let output = running.await.map_err(|error| failed(self.task, error))?;
                     self.counters.ran(&name, output.is_error);
-                    output.limited(self.settings.max_result_bytes as usize).text
+                    self.dialogue
+                        .limited(
+                            &output.text,
+                            self.settings.max_result_bytes,
+                            self.settings.max_result_tokens,
+                        )
+                        .map_err(|source| self.text_error(source))?
                 }
             };
             results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });
@@ -218,8 +224,9 @@ impl Interaction for ToolEpisode {
     fn recall<'a>(
         &'a mut self,
         turn: &'a Turn,
-        observation: &'a [u32],
+        recorded: &'a RecordedResponse,
     ) -> BoxFuture<'a, Result<(), EnvError>> {
+        let observation = recorded.observation.as_deref().unwrap_or_default();
         Box::pin(std::future::ready(self.recall_turn(turn, observation)))
     }
 
