@@ -40,7 +40,7 @@ pub(crate) fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
 
 fn judge(component: &Value, task: &Task, text: &str, stop: StopReason) -> Result<Rewards, String> {
     let scorer = Scorer::new(&settings(component), 1, 0).map_err(|e| e.to_string())?;
-    let judged = Judged { task, trajectory: &trajectory(stop, 0), text, transcript: "", prompt: "" };
+    let judged = Judged { task, segments: &[trajectory(stop, 0)], text, transcript: "", prompt: "" };
     scorer.score(&judged, &CurrentComponent::default()).map_err(|e| e.to_string())
 }
 
@@ -231,7 +231,13 @@ fn diversity_compares_a_group() {
     let own = task("", json!({}));
     let score = |texts: &[&str]| {
         let trajectories: Vec<Trajectory> = (0..).take(texts.len()).map(|i| trajectory(STOPPED, i)).collect();
-        let judged = |(text, trajectory)| Judged { task: &own, trajectory, text, transcript: "", prompt: "" };
+        let judged = |(text, trajectory)| Judged {
+            task: &own,
+            segments: std::slice::from_ref(trajectory),
+            text,
+            transcript: "",
+            prompt: "",
+        };
         let group: Vec<Judged<'_>> = texts.iter().copied().zip(&trajectories).map(judged).collect();
         let current = CurrentComponent::default();
         let mut rewards: Vec<Rewards> =
@@ -379,7 +385,13 @@ fn any_completion_is_judged_in_linear_time() {
     ] {
         let text = part.repeat(60_000 / part.len());
         let own = trajectory(STOPPED, 0);
-        let judged = Judged { task: &task, trajectory: &own, text: &text, transcript: "", prompt: "" };
+        let judged = Judged {
+            task: &task,
+            segments: std::slice::from_ref(&own),
+            text: &text,
+            transcript: "",
+            prompt: "",
+        };
         let current = CurrentComponent::default();
         let mut rewards = vec![scorer.score(&judged, &current).unwrap(); 2];
         scorer.score_group(&[judged, judged], &mut rewards, &current).unwrap();
