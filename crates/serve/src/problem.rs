@@ -14,6 +14,7 @@ const MAX_QUOTED: usize = 100;
 pub(crate) enum ProblemKind {
     Invalid,
     Unauthorized,
+    Forbidden,
     NotFound,
     Method,
     Slow,
@@ -91,6 +92,7 @@ impl Problem {
         match self.kind {
             ProblemKind::Invalid => StatusCode::BAD_REQUEST,
             ProblemKind::Unauthorized => StatusCode::UNAUTHORIZED,
+            ProblemKind::Forbidden => StatusCode::FORBIDDEN,
             ProblemKind::NotFound => StatusCode::NOT_FOUND,
             ProblemKind::Method => StatusCode::METHOD_NOT_ALLOWED,
             ProblemKind::Slow => StatusCode::REQUEST_TIMEOUT,
@@ -133,6 +135,7 @@ impl Problem {
     fn anthropic(&self) -> Value {
         let kind = match self.kind {
             ProblemKind::Unauthorized => "authentication_error",
+            ProblemKind::Forbidden => "permission_error",
             ProblemKind::NotFound => "not_found_error",
             ProblemKind::TooLarge => "request_too_large",
             ProblemKind::Busy => "rate_limit_error",

@@ -77,7 +77,7 @@ fn post(server: &Value, path: &str, headers: &str, body: &Value) -> (String, Str
     let length = body.len();
     write!(
         stream,
-        "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
     )
     .unwrap();
     let mut answer = String::new();

@@ -4,6 +4,7 @@ mod answer;
 mod body;
 mod exchange;
 mod key;
+mod origin;
 mod patient;
 mod route;
 mod server;

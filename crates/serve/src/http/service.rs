@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use hyper::{Request, Response, StatusCode};
+use hyper::{HeaderMap, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -14,6 +14,7 @@ use super::answer::Answering;
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
 use super::key::ApiKey;
+use super::origin::is_local;
 use super::route::{Route, vendor};
 use super::server::Phase;
 use crate::ask::Ask;
@@ -62,8 +63,7 @@ impl Service {
         if route == Route::Health {
             return self.health(logged).await;
         }
-        if self.key.as_ref().is_some_and(|key| !key.is_in(request.headers())) {
-            let problem = Problem::new(ProblemKind::Unauthorized, "the API key is missing or wrong");
+        if let Err(problem) = self.admit(request.headers()) {
             return refused(&problem, vendor, logged);
         }
         let (name, created, context) = (&self.model.name, self.created, self.model.context);
@@ -95,6 +95,20 @@ impl Service {
                 let problem = Problem::new(ProblemKind::Unavailable, error.to_string());
                 refused(&problem, Vendor::OpenAi, logged)
             }
+        }
+    }
+
+    /// Checks the key. Without one, requests have to come from programs of this machine.
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        match &self.key {
+            Some(key) if !key.is_in(headers) => {
+                Err(Problem::new(ProblemKind::Unauthorized, "the API key is missing or wrong"))
+            }
+            None if !is_local(headers) => Err(Problem::new(
+                ProblemKind::Forbidden,
+                "a server without a key serves neither web pages nor other names of this machine than localhost",
+            )),
+            _ => Ok(()),
         }
     }
 

@@ -43,7 +43,7 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
 /// Text of a request with a body.
 pub(crate) fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()

@@ -47,6 +47,25 @@ fn clients_need_the_key() {
     assert!(!log.contains("s3cret"), "{log}");
 }
 
+/// Without a key, the pages of a browser are kept out, whatever they claim.
+#[test]
+fn web_pages_need_a_key() {
+    let server = Setup::saying("One").start();
+    let pages = ["origin: https://evil.example\r\n", "origin: null\r\n"];
+    for header in pages {
+        let answer = exchange(server.address, &request("POST", CHAT, header, &body())).unwrap();
+        assert_eq!(answer.status, 403, "{header}");
+    }
+    let rebound = String::from_utf8(request("POST", CHAT, "", &body())).unwrap();
+    let rebound = rebound.replace("host: localhost", "host: evil.example");
+    assert_eq!(exchange(server.address, rebound.as_bytes()).unwrap().status, 403);
+    let mut setup = Setup::saying("One");
+    setup.key = Some(ApiKey::new("k").unwrap());
+    let server = setup.start();
+    let header = [pages[0], "x-api-key: k\r\n"].concat();
+    assert_eq!(exchange(server.address, &request("POST", CHAT, &header, &body())).unwrap().status, 200);
+}
+
 #[test]
 fn requests_over_the_limit_are_refused() {
     let mut setup = Setup { tokens: Some(0), ..Setup::saying("One") };
@@ -82,7 +101,7 @@ fn bodies_are_bounded() {
     assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (413, Some("request_too_large")));
     // Without a length.
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     );
     let chunk = format!("{:x}\r\n{huge}\r\n0\r\n\r\n", huge.len());
     assert_eq!(exchange(server.address, (head + &chunk).as_bytes()).unwrap().status, 413);
@@ -112,7 +131,7 @@ fn heads_and_idle_connections_are_bounded() {
     for connection in &mut open {
         assert_ne!(read(connection).map(|answer| answer.status), Some(200));
     }
-    let long = format!("GET /health HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(200_000));
+    let long = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(200_000));
     assert_ne!(exchange(server.address, long.as_bytes()).map(|answer| answer.status), Some(200));
     assert_eq!(get(server.address, "/health").status, 200);
 }
