@@ -1,4 +1,4 @@
-"""The reward of `math-verify.toml`: equality by the library `math-verify` (`pip install math-verify[antlr4_13_2]`)."""
+"""The reward of `math-verify.toml`: equality by the library `math-verify` (`pip install math-verify[antlr4-13-2]`)."""
 
 import logging
 from functools import cache

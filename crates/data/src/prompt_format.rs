@@ -1,4 +1,4 @@
-use rloom_core::{ChatMessage, PromptSource};
+use rloom_core::{ChatMessage, PromptSource, SettingProblem};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -22,7 +22,7 @@ pub struct PromptFormat {
     /// false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat: Option<bool>,
-    /// Variables of the chat template, such as `enable_thinking`.
+    /// Variables of the chat template, such as `enable_thinking`. Lists `tools` and `documents` are those of every prompt.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub template_variables: Map<String, Value>,
 }
@@ -34,6 +34,18 @@ impl PromptFormat {
             && !template.contains(PLACEHOLDER)
         {
             return Err(DataSettingProblem::NoPlaceholder { template: template.clone() }.at("template"));
+        }
+        for (name, value) in &self.template_variables {
+            let expected = match name.as_str() {
+                "messages" | "add_generation_prompt" => {
+                    "no `messages` or `add_generation_prompt`, which every rendering sets"
+                }
+                "tools" | "documents" if !value.is_array() => "lists as `tools` and `documents`",
+                _ => continue,
+            };
+            let value = format!("{name} = {value}");
+            return Err(DataSettingProblem::from(SettingProblem::Invalid { value, expected })
+                .at("template_variables"));
         }
         if self.system.is_some() && self.chat == Some(false) {
             return Err(DataSettingProblem::SystemWithoutChat.at("chat"));
@@ -117,5 +129,15 @@ mod tests {
         assert!(no_placeholder.validate().unwrap_err().to_string().contains("does not contain {prompt}"));
         let no_chat = PromptFormat { system: Some("s".into()), chat: Some(false), ..PromptFormat::default() };
         assert!(no_chat.validate().unwrap_err().to_string().starts_with("`chat`"));
+        let with = |name: &str, value: serde_json::Value| {
+            let template_variables = Map::from_iter([(name.to_owned(), value)]);
+            PromptFormat { template_variables, ..PromptFormat::default() }
+                .validate()
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(with("enable_thinking", false.into()), Ok(()));
+        assert_eq!(with("tools", serde_json::json!([{"name": "a"}])), Ok(()));
+        assert!(with("tools", "a".into()).unwrap_err().contains("lists as `tools` and `documents`"));
+        assert!(with("messages", serde_json::json!([])).unwrap_err().contains("which every rendering sets"));
     }
 }

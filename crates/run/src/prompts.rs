@@ -12,6 +12,7 @@ use rloom_hub::Hub;
 use rloom_reward::RewardSettings;
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
+use serde_json::Value;
 
 use crate::RunError;
 
@@ -61,22 +62,35 @@ pub fn measure_prompts_of(config: &Config, context: usize) -> Result<Option<Vec<
     Ok(Some(summaries))
 }
 
-/// The rows that remain of each data set of a run.
+/// The rows that remain of each data set of a run, for each environment that it is used in.
 #[derive(Debug, Default)]
-pub(crate) struct KeptRows(Vec<(DataSettings, Split, Vec<bool>)>);
+pub(crate) struct KeptRows(Vec<(DataSettings, Split, EnvironmentSettings, Vec<bool>)>);
 
 impl KeptRows {
+    fn find(
+        &self,
+        data: &DataSettings,
+        split: Split,
+        environment: &EnvironmentSettings,
+    ) -> Option<&Vec<bool>> {
+        let is_same = |(own, of, by, _): &&(DataSettings, Split, EnvironmentSettings, Vec<bool>)| {
+            own == data && *of == split && by == environment
+        };
+        self.0.iter().find(is_same).map(|(.., kept)| kept)
+    }
+
     /// Opens a split without the rows that were dropped.
     pub(crate) fn open(
         &self,
         data: &DataSettings,
         split: Split,
+        environment: &EnvironmentSettings,
         seed: u64,
         hub: &Hub,
     ) -> Result<Dataset, RunError> {
         let mut dataset = Dataset::open_with(data, split, seed, hub)?;
         for (data, part) in data.parts().zip(dataset.parts_mut()) {
-            if let Some((.., kept)) = self.0.iter().find(|(own, of, _)| own == data && *of == split) {
+            if let Some(kept) = self.find(data, split, environment) {
                 part.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
             }
         }
@@ -163,6 +177,16 @@ impl<'c> DataUse<'c> {
         Ok(())
     }
 
+    /// Checks that a summary is asked for before the context is full.
+    fn check_history(&self, context: usize) -> Result<(), RunError> {
+        match self.environment.summary_limit() {
+            Some(limit) if limit >= context => {
+                Err(RunError::SummaryTooLate { used_by: self.name.clone(), limit, context })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn error(&self, source: PromptError) -> RunError {
         RunError::Prompts { used_by: self.name.clone(), source: Box::new(source) }
     }
@@ -177,7 +201,19 @@ pub(crate) struct PromptCheck<'a> {
     pub(crate) seed: u64,
     pub(crate) hub: &'a Hub,
     /// Measurements so far: stages often share their data.
-    measured: Vec<(DataSettings, Split, Selection, Vec<TaskLength>)>,
+    measured: Vec<Measured>,
+    /// The tools of the environments so far.
+    declared: Vec<(EnvironmentSettings, Vec<Value>)>,
+}
+
+/// The measured prompts of some data, with the tools that they declare.
+#[derive(Debug)]
+struct Measured {
+    data: DataSettings,
+    split: Split,
+    selection: Selection,
+    tools: Vec<Value>,
+    lengths: Vec<TaskLength>,
 }
 
 impl<'a> PromptCheck<'a> {
@@ -188,7 +224,7 @@ impl<'a> PromptCheck<'a> {
         seed: u64,
         hub: &'a Hub,
     ) -> Self {
-        Self { tokenizer, context, threads, seed, hub, measured: Vec::new() }
+        Self { tokenizer, context, threads, seed, hub, measured: Vec::new(), declared: Vec::new() }
     }
 
     /// Checks the data of the stages from `first` on, and of the evaluation if they evaluate. `progress` returns false to
@@ -225,7 +261,7 @@ impl<'a> PromptCheck<'a> {
         if quotas.is_empty() && filters.is_empty() {
             return Ok(());
         }
-        let dataset = kept.open(&stage.data, Split::Train, self.seed, self.hub)?;
+        let dataset = kept.open(&stage.data, Split::Train, &stage.environment, self.seed, self.hub)?;
         Cursor::over(&dataset, &quotas, stage.order, self.seed, index)?;
         let domains = dataset.domains();
         match filters.keys().find(|domain| !domains.contains_key(*domain)) {
@@ -257,6 +293,7 @@ impl<'a> PromptCheck<'a> {
     ) -> Result<Option<PromptSummary>, RunError> {
         let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
         one.check_domains(&dataset)?;
+        one.check_history(self.context)?;
         dataset.check_answers(&|domain| one.answer_reader(domain))?;
         let limit = one.max_prompt_tokens();
         let span = if limit.is_some() { dataset.len() } else { dataset.len().min(one.limit) };
@@ -268,9 +305,9 @@ impl<'a> PromptCheck<'a> {
         let Some(mut lengths) = self.lengths(one, &dataset, selection, progress)? else { return Ok(None) };
         let (before, mut used) = (lengths.len(), selection);
         if let Some(limit) = limit {
-            if !kept.0.iter().any(|(data, split, _)| data == one.data && *split == one.split) {
+            if kept.find(one.data, one.split, one.environment).is_none() {
                 let is_kept = lengths.iter().map(|length| u64::from(length.prompt) <= limit).collect();
-                kept.0.push((one.data.clone(), one.split, is_kept));
+                kept.0.push((one.data.clone(), one.split, one.environment.clone(), is_kept));
             }
             lengths = drop_long_prompts(&mut dataset, &lengths, limit).map_err(|source| one.error(source))?;
             used = Selection::first(lengths.len() as u64);
@@ -281,6 +318,16 @@ impl<'a> PromptCheck<'a> {
         Ok(Some(summary(one, dataset.len(), dropped, &lengths)))
     }
 
+    /// The tools that the prompts of an environment declare.
+    fn declared_tools(&mut self, environment: &EnvironmentSettings) -> Result<Vec<Value>, RunError> {
+        if let Some((_, tools)) = self.declared.iter().find(|(own, _)| own == environment) {
+            return Ok(tools.clone());
+        }
+        let tools = environment.declared_tools()?;
+        self.declared.push((environment.clone(), tools.clone()));
+        Ok(tools)
+    }
+
     fn lengths(
         &mut self,
         one: &DataUse<'_>,
@@ -288,21 +335,34 @@ impl<'a> PromptCheck<'a> {
         selection: Selection,
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<Vec<TaskLength>>, RunError> {
-        let is_same = |(data, split, of, _): &&(DataSettings, Split, Selection, Vec<TaskLength>)| {
-            data == one.data && *split == one.split && *of == selection
+        let tools = self.declared_tools(one.environment)?;
+        let is_same = |measured: &&Measured| {
+            measured.data == *one.data
+                && measured.split == one.split
+                && measured.selection == selection
+                && measured.tools == tools
         };
-        if let Some((.., lengths)) = self.measured.iter().find(is_same) {
-            return Ok(Some(lengths.clone()));
+        if let Some(measured) = self.measured.iter().find(is_same) {
+            return Ok(Some(measured.lengths.clone()));
         }
         let mut report = |done| progress(PromptProgress::Measuring { done, total: selection.count });
         let with_demonstrations = one.split == Split::Demonstration;
-        let tokenizer =
-            self.tokenizer.clone().with_template_variables(&one.data.prompt_format.template_variables);
+        let mut variables = one.data.prompt_format.template_variables.clone();
+        if !tools.is_empty() {
+            variables.insert("tools".to_owned(), Value::Array(tools.clone()));
+        }
+        let tokenizer = self.tokenizer.clone().with_template_variables(&variables);
         let lengths =
             measure_prompts(dataset, &tokenizer, selection, with_demonstrations, self.threads, &mut report);
         let lengths = lengths.map_err(|source| one.error(source))?;
         if let Some(lengths) = &lengths {
-            self.measured.push((one.data.clone(), one.split, selection, lengths.clone()));
+            self.measured.push(Measured {
+                data: one.data.clone(),
+                split: one.split,
+                selection,
+                tools,
+                lengths: lengths.clone(),
+            });
         }
         Ok(lengths)
     }

@@ -153,7 +153,7 @@ impl RunInputs {
     ) -> Result<(GroupSource<R>, Cursor, bool), RunError> {
         let seed = self.seed;
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, role);
-        let open = |split| rows.open(&stage.data, split, seed, &self.hub);
+        let open = |split| rows.open(&stage.data, split, &stage.environment, seed, &self.hub);
         let quotas = stage.rollout.as_ref().map(|rollout| rollout.domains.names()).unwrap_or_default();
         let cursor = |dataset: &Dataset| Cursor::over(dataset, &quotas, stage.order, seed, index);
         if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
@@ -228,7 +228,7 @@ impl RunInputs {
         engine: &Arc<BoundedEngine<R>>,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
-        let dataset = rows.open(&eval.data, Split::Eval, self.seed, &self.hub)?;
+        let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
         let environment = eval.environment.environment(timeout, host_of("environment"))?;

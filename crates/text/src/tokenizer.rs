@@ -114,6 +114,29 @@ impl Tokenizer {
         }
     }
 
+    /// Length in bytes of the start of a text that has at most `limit` tokens, cut between two of them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`encode`](Self::encode).
+    pub fn prefix_within(&self, text: &str, limit: usize) -> Result<usize, TextError> {
+        let encoding = match self.shared.inner.encode(text, false) {
+            Ok(encoding) => encoding,
+            Err(error) => return Err(self.unknown_character(text).unwrap_or(TextError::Encode(error))),
+        };
+        if encoding.len() <= limit {
+            return Ok(text.len());
+        }
+        // The start alone can be divided into other tokens, of which it then has too many.
+        for (_, end) in encoding.get_offsets()[..limit].iter().rev() {
+            let end = text.floor_char_boundary(*end);
+            if self.encode(&text[..end], false)?.len() <= limit {
+                return Ok(end);
+            }
+        }
+        Ok(0)
+    }
+
     /// The first character that cannot be encoded.
     fn unknown_character(&self, text: &str) -> Option<TextError> {
         let mut buffer = [0; 4];

@@ -113,3 +113,39 @@ fn output(outcome: &Outcome, timeout: Duration) -> Output {
     };
     Output::error(if printed.is_empty() { problem } else { format!("{}\n{problem}", printed.trim_end()) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(ending: Ending, stdout: &str, stderr: &str) -> Output {
+        let outcome = Outcome {
+            ending,
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+            report: Vec::new(),
+            outputs: Vec::new(),
+            wall: Duration::ZERO,
+            cpu: Duration::ZERO,
+        };
+        output(&outcome, Duration::from_secs(3))
+    }
+
+    #[test]
+    fn a_result_is_what_was_printed_and_how_the_program_ended() {
+        assert_eq!(result(Ending::Exited(0), "6\n", "a warning"), Output::ok("6\n"));
+        assert_eq!(result(Ending::Exited(1), "6\n", "NameError: x\n"), Output::error("6\nNameError: x"));
+        for (ending, expected) in [
+            (Ending::Exited(1), "NameError: x"),
+            (Ending::TimedOut, "the call took longer than 3 s"),
+            (Ending::CpuLimit, "the call took longer than 3 s"),
+            (Ending::Signaled(11), "the program was ended by signal 11"),
+            (Ending::MemoryLimit, "the program exceeded its memory"),
+            (Ending::OutputLimit, "the program printed too much"),
+            (Ending::DiskLimit, "the program wrote too much"),
+            (Ending::ProcessLimit, "the program started too many processes"),
+        ] {
+            assert_eq!(result(ending, "", "NameError: x\n"), Output::error(expected));
+        }
+    }
+}

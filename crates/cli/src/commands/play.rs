@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use rloom_config::Config;
-use rloom_core::{Purpose, RandomKey, SampleKey, Ticket};
+use rloom_core::{Purpose, RandomKey, SampleKey, Task, Ticket};
 use rloom_data::{DataSettings, Dataset, Split};
 use rloom_env::{Attempt, Environment, EnvironmentSettings, Progress, Turn};
+use rloom_text::calls::CallFormat;
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -40,10 +41,11 @@ fn list(output: Output) -> Result<(), Failure> {
     let width = kinds.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, about) in kinds {
         let about = about.trim();
+        let with_recipe = if is_playable(name) { "" } else { " Played with a recipe." };
         if output.json {
             output.json(&json!({"name": name, "about": about, "playable": is_playable(name)}))?;
         } else {
-            output.data(&format!("{name:<width$}  {about}"))?;
+            output.data(&format!("{name:<width$}  {about}{with_recipe}"))?;
         }
     }
     output.info(&format!("\nPlay one: {}", output.paint(BOLD, "rloom env play NAME")));
@@ -64,6 +66,10 @@ fn source(arguments: &Play) -> Result<(EnvironmentSettings, DataSettings), Failu
     if is_playable(&name) {
         let own = arguments.overrides.iter().chain(&opponent);
         return game(&name, own.map(String::as_str));
+    }
+    if EnvironmentSettings::KINDS.iter().any(|(kind, _)| *kind == name) {
+        let text = format_args!("`{name}` has no tasks of its own: it is played with a recipe that has them");
+        return Err(Failure::usage_text(text));
     }
     if !Path::new(path).is_file() {
         return Err(Failure::usage_text(format_args!("`{name}` is neither a game nor a recipe"))
@@ -103,68 +109,155 @@ fn game<'a>(
 }
 
 async fn play(arguments: &Play, output: Output) -> Result<(), Failure> {
-    let (settings, data) = source(arguments)?;
+    let (mut settings, data) = source(arguments)?;
+    if let EnvironmentSettings::Tools(tools) = &mut settings {
+        // The format of a model is tedious to type.
+        tools.format = tools.format.or(Some(CallFormat::Tags));
+    }
+    if data.is_on_a_hub() {
+        output.info("loading the tasks from the hub");
+    }
     let split = if data.has_held_out() { Split::Eval } else { Split::Train };
     let dataset = Dataset::open(&data, split, arguments.seed).map_err(Failure::usage)?;
-    let task = dataset.get(arguments.task).map_err(Failure::usage)?;
-    let environment = settings.environment(TIMEOUT, None).map_err(Failure::usage)?;
-    let tokenizer = tokenizer()?;
-    let key = SampleKey { ticket: Ticket(arguments.task), sample: 0, segment: 0 };
-    let random = RandomKey::for_sample(arguments.seed, 0, Purpose::Interactive, key);
-    let attempt = Attempt::start(environment.as_ref(), &task, &tokenizer, CONTEXT, random);
-    let attempt = attempt.await.map_err(Failure::failed)?;
-    let mut table = Table { attempt, tokenizer, shown: 0, total: 0.0, output, environment };
-    table.show()?;
-    while let Some(line) = table.read()? {
-        if line.is_empty() {
-            table.shown = 0;
-            table.show()?;
-        } else if table.turn(&line).await? == Progress::Done {
+    let game = Game {
+        environment: settings.environment(TIMEOUT, None).map_err(Failure::usage)?,
+        tokenizer: tokenizer()?,
+        has_rewards: settings.has_steps(),
+        seed: arguments.seed,
+        output,
+    };
+    game.introduce(&settings)?;
+    let mut index = arguments.task;
+    loop {
+        let task = dataset.get(index).map_err(Failure::usage)?;
+        let is_over = Table::start(&game, &task, index).await?.play().await?;
+        index += 1;
+        if !is_over || !game.is_interactive() || index >= dataset.len() {
+            return Ok(());
+        }
+        game.note("Enter: the next episode, Ctrl-D: the end");
+        if game.read()?.is_none() {
             return Ok(());
         }
     }
-    output.info("the episode was not finished");
-    Ok(())
 }
 
 /// One token per character of any text that is likely to occur.
 fn tokenizer() -> Result<Tokenizer, Failure> {
     let ranges =
-        ['\t'..='\n', ' '..='~', '\u{a0}'..='\u{33ff}', '\u{4e00}'..='\u{9fff}', '\u{fe0f}'..='\u{fe0f}'];
-    let emoji = '\u{1f300}'..='\u{1faff}';
-    let alphabet: String = ranges.into_iter().chain([emoji]).flatten().collect();
+        ['\0'..='\u{33ff}', '\u{4e00}'..='\u{9fff}', '\u{ac00}'..='\u{d7a3}', '\u{fe00}'..='\u{fffd}'];
+    let mathematics_and_emoji = ['\u{1d400}'..='\u{1d7ff}', '\u{1f000}'..='\u{1faff}'];
+    let alphabet: String = ranges.into_iter().chain(mathematics_and_emoji).flatten().collect();
     let settings =
         CharacterSettings { chat_template: Some(TEMPLATE.to_owned()), ..CharacterSettings::new(alphabet) };
     Tokenizer::characters(&settings).map_err(Failure::failed)
 }
 
-/// An episode in the terminal.
-struct Table {
-    attempt: Attempt,
-    tokenizer: Tokenizer,
-    /// Number of tokens that are on the screen.
-    shown: usize,
-    total: f64,
-    output: Output,
-    /// Lives as long as the episode.
-    #[expect(dead_code, reason = "holds the processes of the episode")]
+/// What all episodes share.
+struct Game {
+    /// Holds the processes of the episodes.
     environment: Arc<dyn Environment>,
+    tokenizer: Tokenizer,
+    has_rewards: bool,
+    seed: u64,
+    output: Output,
 }
 
-impl Table {
+impl Game {
+    fn is_interactive(&self) -> bool {
+        io::stdin().is_terminal() && !self.output.json
+    }
+
+    /// Says what is played, and which tools there are.
+    fn introduce(&self, settings: &EnvironmentSettings) -> Result<(), Failure> {
+        if self.output.json {
+            return Ok(());
+        }
+        let kinds = EnvironmentSettings::KINDS.iter();
+        if let Some((_, about)) = kinds.into_iter().find(|(name, _)| *name == settings.name()) {
+            self.note(about.trim());
+        }
+        let tools = settings.declared_tools().map_err(Failure::usage)?;
+        if !tools.is_empty() {
+            let tools: Vec<String> = tools.iter().map(signature).collect();
+            self.note(format_args!("tools: {}; a turn without a call is the last one", tools.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// The next line; `None` at the end of the input.
+    fn read(&self) -> Result<Option<String>, Failure> {
+        if self.is_interactive() {
+            let _ = write!(io::stderr().lock(), "{} ", self.output.paint(BOLD, ">"));
+        }
+        let mut line = String::new();
+        let read = io::stdin().lock().read_line(&mut line).map_err(Failure::failed_text)?;
+        if read == 0 && self.is_interactive() {
+            // The cursor is behind the prompt.
+            self.output.info("");
+        }
+        Ok((read > 0).then(|| line.trim().to_owned()))
+    }
+
+    fn note(&self, text: impl Display) {
+        self.output.info(&self.output.paint(FAINT, &text.to_string()));
+    }
+}
+
+/// Name and parameters of a tool.
+fn signature(tool: &Value) -> String {
+    let function = &tool["function"];
+    let parameters = function["parameters"]["properties"].as_object().into_iter().flat_map(Map::keys);
+    let parameters: Vec<&str> = parameters.map(String::as_str).collect();
+    format!("{}({})", function["name"].as_str().unwrap_or_default(), parameters.join(", "))
+}
+
+/// An episode in the terminal.
+struct Table<'g> {
+    game: &'g Game,
+    attempt: Attempt,
+    /// Number of tokens that are on the screen.
+    shown: usize,
+    turns: u32,
+    total: f64,
+}
+
+impl<'g> Table<'g> {
+    async fn start(game: &'g Game, task: &Task, index: u64) -> Result<Self, Failure> {
+        let key = SampleKey { ticket: Ticket(index), sample: 0, segment: 0 };
+        let random = RandomKey::for_sample(game.seed, 0, Purpose::Interactive, key);
+        let attempt = Attempt::start(game.environment.as_ref(), task, &game.tokenizer, CONTEXT, random);
+        Ok(Self { game, attempt: attempt.await.map_err(Failure::failed)?, shown: 0, turns: 0, total: 0.0 })
+    }
+
+    /// Plays the episode. Returns false if the input ended before it.
+    async fn play(mut self) -> Result<bool, Failure> {
+        self.show()?;
+        while let Some(line) = self.game.read()? {
+            if line.is_empty() {
+                self.shown = 0;
+                self.show()?;
+            } else if self.turn(&line).await? == Progress::Done {
+                return Ok(true);
+            }
+        }
+        self.game.output.info("the episode was not finished");
+        Ok(false)
+    }
+
     /// Shows what is new: prompt or observation, and the board.
     fn show(&mut self) -> Result<(), Failure> {
-        let text = self.unseen()?;
-        if self.output.json {
+        let (text, output) = (self.unseen()?, self.game.output);
+        if output.json {
             let view = self.attempt.view();
             let (board, moves) = view.map(|view| (view.board, view.moves)).unzip();
-            return self.output.json(&json!({"observation": text, "board": board, "moves": moves}));
+            return output.json(&json!({"observation": text, "board": board, "moves": moves}));
         }
-        self.output.data(text.trim_end())?;
+        output.data(&output.model_text(text.trim_end()))?;
         if let Some(view) = self.attempt.view() {
-            self.output.data(&format!("\n{}", view.board))?;
+            output.data(&format!("\n{}", view.board))?;
             if !view.moves.is_empty() {
-                self.note(format_args!("moves: {}", view.moves.join(" ")));
+                self.game.note(format_args!("moves: {}", view.moves.join(" ")));
             }
         }
         Ok(())
@@ -173,28 +266,35 @@ impl Table {
     /// The text that is not on the screen yet.
     fn unseen(&mut self) -> Result<String, Failure> {
         let tokens = self.attempt.tokens();
-        let text = self.tokenizer.decode(&tokens[self.shown.min(tokens.len())..], true);
+        let text = self.game.tokenizer.decode(&tokens[self.shown.min(tokens.len())..], true);
         self.shown = tokens.len();
         text.map_err(Failure::failed)
     }
 
-    /// The next line; `None` at the end of the input.
-    fn read(&self) -> Result<Option<String>, Failure> {
-        if io::stdin().is_terminal() && !self.output.json {
-            let _ = write!(io::stderr().lock(), "{} ", self.output.paint(BOLD, ">"));
-        }
-        let mut line = String::new();
-        let read = io::stdin().lock().read_line(&mut line).map_err(Failure::failed_text)?;
-        Ok((read > 0).then(|| line.trim().to_owned()))
-    }
-
     async fn turn(&mut self, text: &str) -> Result<Progress, Failure> {
-        let mut tokens = self.tokenizer.encode(text, false).map_err(Failure::usage)?;
-        tokens.extend(self.tokenizer.eos_id());
+        let Game { tokenizer, has_rewards, output, .. } = self.game;
+        let mut tokens = match tokenizer.encode(text, false) {
+            Ok(tokens) => tokens,
+            Err(error) if self.game.is_interactive() => {
+                output.warn(&error.to_string());
+                return Ok(Progress::Continue);
+            }
+            Err(error) => return Err(Failure::usage(error)),
+        };
+        let is_illegal = self
+            .attempt
+            .view()
+            .is_some_and(|view| !view.moves.is_empty() && !view.moves.iter().any(|legal| legal == text));
+        if is_illegal {
+            self.game.note(format_args!("`{text}` is not a legal move"));
+        }
+        tokens.extend(tokenizer.eos_id());
         let written = tokens.len();
-        let before = self.attempt.tokens().len();
+        let (segment, before) = (self.attempt.key(), self.attempt.tokens().len());
         let progress = self.attempt.turn(Turn::unsampled(tokens)).await.map_err(Failure::failed)?;
-        self.shown = before + written;
+        // A new segment is shown from its beginning: it is all that the policy would see.
+        self.shown = if self.attempt.key() == segment { before + written } else { 0 };
+        self.turns += 1;
         let reward = self.attempt.step_rewards().last();
         self.total += reward.unwrap_or(0.0);
         if let Some(reward) = reward {
@@ -202,23 +302,27 @@ impl Table {
         }
         if progress == Progress::Continue {
             self.show()?;
-        } else {
-            if let (Some(view), false) = (self.attempt.view(), self.output.json) {
-                self.output.data(&format!("\n{}", view.board))?;
-            }
+            return Ok(progress);
+        }
+        if let (Some(view), false) = (self.attempt.view(), output.json) {
+            output.data(&format!("\n{}", view.board))?;
+        }
+        if *has_rewards {
             self.tell("total", self.total)?;
         }
+        self.game.note(format_args!(
+            "the episode is over after {} {}",
+            self.turns,
+            if self.turns == 1 { "turn" } else { "turns" }
+        ));
         Ok(progress)
     }
 
     fn tell(&self, name: &str, value: f64) -> Result<(), Failure> {
-        if self.output.json {
-            return self.output.json(&json!({name: value}));
+        let output = self.game.output;
+        if output.json {
+            return output.json(&json!({name: value}));
         }
-        self.output.data(&format!("{name} {value}"))
-    }
-
-    fn note(&self, text: impl Display) {
-        self.output.info(&self.output.paint(FAINT, &text.to_string()));
+        output.data(&format!("{name} {value}"))
     }
 }

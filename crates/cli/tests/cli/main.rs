@@ -16,6 +16,7 @@ mod offline;
 mod placed;
 mod plan;
 mod plan_servers;
+mod play;
 mod reward_calibrate;
 mod reward_test;
 mod runs;

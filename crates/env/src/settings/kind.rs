@@ -1,8 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::SettingError;
+use rloom_core::{EarlierReasoning, History, SettingError};
 use rloom_function::Host;
+use serde_json::Value;
 
 use super::EnvironmentUnusable;
 use crate::Environment;
@@ -30,6 +31,16 @@ pub(crate) trait Kind {
         true
     }
 
+    /// What the policy sees of earlier turns; `None` if there are none.
+    fn history(&self) -> Option<&History> {
+        None
+    }
+
+    /// The reasoning of earlier turns, if the chat template drops it.
+    fn earlier_reasoning(&self) -> EarlierReasoning {
+        EarlierReasoning::Keep
+    }
+
     /// All characters of the observations.
     fn alphabet(&self) -> &str;
 
@@ -51,7 +62,12 @@ pub(crate) trait Kind {
         Ok(())
     }
 
-    /// Creates the environment.
+    /// The tools that prompts declare, as chat templates receive them.
+    fn declared_tools(&self) -> Result<Vec<Value>, EnvironmentUnusable> {
+        Ok(Vec::new())
+    }
+
+    /// Creates the environment with a full history.
     fn environment(
         &self,
         timeout: Duration,

@@ -64,6 +64,25 @@ impl ToolDialogue {
         Ok(self.format.parse(&self.format.written(&self.tokenizer, tokens)?, reasons, tools))
     }
 
+    /// A result without special tokens. Its end is cut off after a number of bytes or tokens, and replaced by the length of
+    /// what is missing.
+    pub(super) fn limited(&self, result: &str, bytes: u64, tokens: u64) -> Result<String, TextError> {
+        let limit = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
+        let end = result.floor_char_boundary(limit(bytes));
+        let text = self.tokenizer.defused(&result[..end]);
+        let kept = self.tokenizer.prefix_within(&text, limit(tokens))?;
+        let missing = result.len() - end + text.len() - kept;
+        if missing == 0 {
+            return Ok(text);
+        }
+        Ok(format!("{}[truncated {missing} bytes]", &text[..kept]))
+    }
+
+    /// Format of the calls.
+    pub(super) fn format(&self) -> CallFormat {
+        self.format
+    }
+
     /// Identifier of an attempt.
     pub(super) fn call_id(&self, call: &rloom_text::calls::CallAttempt, number: usize) -> String {
         self.format.call_id(call, number)

@@ -1,12 +1,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{SettingError, SettingProblem, ValueRange};
+use rloom_core::{History, SettingError, SettingProblem, ValueRange};
 use rloom_function::Host;
 use rloom_text::calls::CallFormat;
 use rloom_tools::ToolSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Tools;
 use crate::keys::keys;
@@ -66,12 +67,18 @@ pub struct ToolsEnvironment {
     /// Maximum time of a call, in seconds.
     #[serde(default = "timeout_seconds")]
     pub timeout_seconds: f64,
-    /// Maximum length of a result in bytes; the end of a longer one is cut off.
+    /// Maximum length of a result in bytes; the end of a longer one is replaced by its length: `[truncated 99 bytes]`.
     #[serde(default = "max_result_bytes")]
     pub max_result_bytes: u64,
+    /// Maximum length of a result in tokens of the policy; longer ones are cut off in the same way.
+    #[serde(default = "max_result_tokens")]
+    pub max_result_tokens: u64,
     /// The calls of an episode that a resumed run continues.
     #[serde(default)]
     pub on_resume: OnResume,
+    /// What the policy sees of earlier turns. Their reasoning is kept.
+    #[serde(default, skip_serializing_if = "History::is_full")]
+    pub history: History,
     /// All characters of the results that tasks do not have, for models with a character tokenizer.
     #[serde(default)]
     pub alphabet: String,
@@ -87,7 +94,9 @@ keys!(ToolsEnvironment {
     malformed_penalty: Option<f64>,
     timeout_seconds: f64,
     max_result_bytes: u64,
+    max_result_tokens: u64,
     on_resume: OnResume,
+    history: History,
     alphabet: String,
 });
 
@@ -111,6 +120,10 @@ fn max_result_bytes() -> u64 {
     16384
 }
 
+fn max_result_tokens() -> u64 {
+    4096
+}
+
 impl ToolsEnvironment {
     /// Settings with the default values.
     pub fn new(tools: Vec<ToolSettings>) -> Self {
@@ -124,7 +137,9 @@ impl ToolsEnvironment {
             malformed_penalty: None,
             timeout_seconds: timeout_seconds(),
             max_result_bytes: max_result_bytes(),
+            max_result_tokens: max_result_tokens(),
             on_resume: OnResume::default(),
+            history: History::Full,
             alphabet: String::new(),
         }
     }
@@ -147,6 +162,7 @@ impl Kind for ToolsEnvironment {
         ValueRange::between(1.0, 100.0).check("max_calls_per_turn", self.max_calls_per_turn.into())?;
         ValueRange::between(0.1, 86_400.0).check("timeout_seconds", self.timeout_seconds)?;
         ValueRange::between(1.0, 1e9).check("max_result_bytes", self.max_result_bytes as f64)?;
+        ValueRange::between(1.0, 1e9).check("max_result_tokens", self.max_result_tokens as f64)?;
         if let Some(penalty) = self.malformed_penalty {
             ValueRange::between(0.0, 1e6).check("malformed_penalty", penalty)?;
             if self.on_malformed != OnMalformed::Penalty {
@@ -181,6 +197,10 @@ impl Kind for ToolsEnvironment {
         false
     }
 
+    fn history(&self) -> Option<&History> {
+        Some(&self.history)
+    }
+
     fn alphabet(&self) -> &str {
         &self.alphabet
     }
@@ -191,6 +211,10 @@ impl Kind for ToolsEnvironment {
 
     fn check(&self, _: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
         Ok(Tools::new(self).map(drop)?)
+    }
+
+    fn declared_tools(&self) -> Result<Vec<Value>, EnvironmentUnusable> {
+        Ok(Tools::new(self)?.declared.to_vec())
     }
 
     fn environment(

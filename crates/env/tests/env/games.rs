@@ -1,6 +1,6 @@
 //! The games: the contract of environments, chance, demonstrations, illegal turns.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rloom_core::{PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task, Ticket, Trajectory};
@@ -9,7 +9,7 @@ use rloom_env::{Attempt, Environment, EnvironmentSettings, conformance, demonstr
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::json;
 
-use crate::support::{TEMPLATE, now, turn};
+use crate::support::{TEMPLATE, now, one, turn};
 
 /// The games with legal and illegal turns.
 const GAMES: [(&str, &[&str]); 9] = [
@@ -48,9 +48,12 @@ fn tokenizer(game: &str) -> Tokenizer {
 }
 
 fn wide_tokenizer() -> Tokenizer {
-    let mut settings = CharacterSettings::new((' '..='~').chain(['\n']).collect::<String>());
-    settings.chat_template = Some(TEMPLATE.into());
-    Tokenizer::characters(&settings).unwrap()
+    static WIDE: LazyLock<Tokenizer> = LazyLock::new(|| {
+        let mut settings = CharacterSettings::new((' '..='~').chain(['\n']).collect::<String>());
+        settings.chat_template = Some(TEMPLATE.into());
+        Tokenizer::characters(&settings).unwrap()
+    });
+    WIDE.clone()
 }
 
 fn key(ticket: u64, sample: u32) -> SampleKey {
@@ -70,7 +73,7 @@ fn played(settings: &EnvironmentSettings, task: &Task, sample: u32, turns: &[&st
         now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
         taken += 1;
     }
-    attempt.finish().unwrap()
+    one(attempt.finish().unwrap())
 }
 
 fn text(trajectory: &Trajectory) -> String {
@@ -111,8 +114,8 @@ fn demonstrations_are_legal_games_in_the_characters_of_the_game() {
         let mut different = std::collections::BTreeSet::new();
         for position in 0..50 {
             let task = dataset.get(position).unwrap();
-            let played =
-                now(demonstrate(environment.as_ref(), &task, &tokenizer, 5000, key(position, 0))).unwrap();
+            let played = now(demonstrate(environment.as_ref(), &task, &tokenizer, 5000, key(position, 0)));
+            let played = one(played.unwrap());
             assert!(rewards(&played).iter().all(|reward| *reward != -0.1), "{game}: {played:?}");
             assert!(played.steps().count() <= settings.max_turns());
             assert!(played.steps().all(|step| step.state.is_some()));
@@ -196,4 +199,109 @@ fn settings_out_of_range_are_errors() {
         let settings: EnvironmentSettings = serde_json::from_value(json).unwrap();
         assert_eq!(settings.validate().unwrap_err().key, key);
     }
+}
+
+/// Share of the episodes of a task with these turns that have each reward in the last one.
+fn shares(game: &str, answer: &str, turns: &[&str]) -> std::collections::BTreeMap<i64, f64> {
+    let mut shares = std::collections::BTreeMap::new();
+    let samples = 2000;
+    for sample in 0..samples {
+        let last = *rewards(&played(&settings(game), &task(answer), sample, turns)).last().unwrap();
+        *shares.entry(last as i64).or_insert(0.0) += 1.0 / f64::from(samples);
+    }
+    shares
+}
+
+fn assert_shares(game: &str, answer: &str, turns: &[&str], expected: &[(i64, f64)]) {
+    let found = shares(game, answer, turns);
+    let rewards: Vec<i64> = found.keys().copied().collect();
+    assert_eq!(
+        rewards,
+        expected.iter().map(|(reward, _)| *reward).collect::<Vec<_>>(),
+        "{game} {answer} {turns:?}"
+    );
+    for (reward, share) in expected {
+        assert!((found[reward] - share).abs() < 0.04, "{game} {answer} {turns:?}: {found:?}");
+    }
+}
+
+/// The equilibrium of the second player: it bets every third jack and every king after a pass, and calls with every third
+/// queen and every king.
+#[test]
+fn kuhn_poker_is_paid_by_its_rules() {
+    for (card, turns, expected) in [
+        ("K", &["b"][..], &[(1, 5.0 / 6.0), (2, 1.0 / 6.0)][..]),
+        ("J", &["b"], &[(-2, 2.0 / 3.0), (1, 1.0 / 3.0)]),
+        ("J", &["p", "p"], &[(-1, 1.0)]),
+        ("K", &["p", "b"], &[(1, 5.0 / 6.0), (2, 1.0 / 6.0)]),
+        ("Q", &["p", "b"], &[(-2, 0.5), (1, 1.0 / 3.0), (2, 1.0 / 6.0)]),
+        ("Q", &["p", "p"], &[(-1, 2.0 / 3.0), (1, 1.0 / 3.0)]),
+    ] {
+        assert_shares("kuhn_poker", card, turns, expected);
+    }
+}
+
+/// Shares with a deck without end, as gymnasium has one.
+#[test]
+fn blackjack_is_paid_by_its_rules() {
+    // The dealer draws to 17 and loses with more than 21.
+    assert_shares("blackjack", "28 6", &["s"], &[(-1, 0.577), (1, 0.423)]);
+    assert_shares("blackjack", "28 A", &["s"], &[(-1, 0.885), (1, 0.115)]);
+    // 20 loses against 21 and is equal to 20.
+    assert_shares("blackjack", "TT T", &["s"], &[(-1, 0.111), (0, 0.342), (1, 0.547)]);
+    // A six, a seven, … or a ten is too much for 16, no card for a soft one.
+    assert_shares("blackjack", "T6 T", &["h"], &[(-1, 1.0)]);
+    let lost = |answer: &str| {
+        let lost = |sample| {
+            let rewards = rewards(&played(&settings("blackjack"), &task(answer), sample, &["h", "s"]));
+            rewards.len() == 1 && rewards[0] == -1.0
+        };
+        (0..2000).filter(|sample| lost(*sample)).count() as f64 / 2000.0
+    };
+    assert!((lost("T6 T") - 8.0 / 13.0).abs() < 0.04);
+    assert_eq!(lost("A5 T"), 0.0);
+}
+
+#[test]
+fn a_person_sees_the_position_and_the_moves() {
+    for (game, answer, board, moves) in [
+        ("bandit", "0.2 0.9", "a 0/0, b 0/0", "a b"),
+        ("blackjack", "A6 T", "your total: s17; the dealer's card: T", "h s"),
+        (
+            "connect_four",
+            "44",
+            "1234567\n.......\n.......\n.......\n.......\n...O...\n...X...\nyou play X",
+            "1 2 3 4 5 6 7",
+        ),
+        ("frozen_lake", "SFF/FHG", "@FF\nFHG", "L D R U"),
+        ("kuhn_poker", "Q", "your card: Q", "p b"),
+        ("sokoban", "@$-./--#-", "@$-.\n--#-", "D R"),
+        ("sudoku", "1.34/3412/21.3/.321", "1.34\n3412\n21.3\n.321", "122 334 414"),
+        ("tic_tac_toe", "O X../.../...", "X..\n...\n...", "2 3 4 5 6 7 8 9"),
+        ("wordle", "crane", "no guesses yet\na word of 5 letters", ""),
+    ] {
+        let tokenizer = wide_tokenizer();
+        let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(1, 0));
+        let environment = environment(&settings(game));
+        let mut attempt =
+            now(Attempt::start(environment.as_ref(), &task(answer), &tokenizer, 1000, random)).unwrap();
+        let view = attempt.view().unwrap();
+        assert_eq!((view.board.as_str(), view.moves.join(" ").as_str()), (board, moves), "{game}");
+        // Something else than a move changes nothing.
+        let tokens = tokenizer.encode("?!<|eos|>", false).unwrap();
+        now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
+        assert_eq!(attempt.view().unwrap(), view, "{game}");
+    }
+}
+
+/// A turn that was cut off may be the beginning of another one: it is no move.
+#[test]
+fn a_turn_that_was_cut_off_is_no_move() {
+    let (tokenizer, task) = (wide_tokenizer(), task("SFG"));
+    let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(1, 0));
+    let environment = environment(&settings("frozen_lake"));
+    let mut attempt = now(Attempt::start(environment.as_ref(), &task, &tokenizer, 1000, random)).unwrap();
+    let tokens = tokenizer.encode("R", false).unwrap();
+    now(attempt.turn(turn(&tokens, StopReason::Length))).unwrap();
+    assert_eq!(rewards(&attempt.finish().unwrap()), [-0.1]);
 }

@@ -13,7 +13,7 @@ use rloom_text::calls::{CallFormat, ToolDeclaration};
 use rloom_tools::{Output, Source, ToolError, ToolSettings, Toolbox};
 use serde_json::{Map, Value, json};
 
-use crate::support::{random, task, turn};
+use crate::support::{one, random, task, turn};
 
 /// A tokenizer of bytes with the template of a family; the turn ends with `<|stop|>`.
 fn tokenizer() -> Tokenizer {
@@ -146,7 +146,7 @@ fn results_are_in_the_order_of_the_calls_whatever_finishes_first() {
     assert_eq!((progress, text), (Progress::Continue, observed(&["slow result", "fast 1"])));
     // An answer without calls ends the episode.
     assert_eq!(played.play("The answer.").unwrap(), (Progress::Done, String::new()));
-    let trajectory = played.attempt.finish().unwrap();
+    let trajectory = one(played.attempt.finish().unwrap());
     let authors: Vec<Author> = trajectory.spans.iter().map(|span| span.author).collect();
     assert_eq!(authors, [Author::Prompt, Author::Policy, Author::Environment, Author::Policy]);
     assert_eq!(trajectory.steps().count(), 0);
@@ -207,6 +207,30 @@ fn calls_over_the_limits_have_an_error_as_result() {
     assert_eq!(environment.take_metrics()["tools/refused"], 3.0);
 }
 
+#[test]
+fn results_are_cut_off_after_a_number_of_tokens() {
+    let source = TestTools::new();
+    let result = |max_result_bytes: u64, max_result_tokens: u64, tool: &str| {
+        let limited = ToolsEnvironment { max_result_bytes, max_result_tokens, ..settings() };
+        let mut played = Played::start(&environment(&source, &limited), &question());
+        played.play(&call(tool, "1")).unwrap().1
+    };
+    let cut = |characters: usize| {
+        observed(&[&format!("{}[truncated {} bytes]", "é".repeat(characters), 200 - 2 * characters)])
+    };
+    let tokens = tokenizer().encode(&"é".repeat(100), false).unwrap().len() as u64;
+    assert_eq!(tokens, 100);
+    assert_eq!(result(1000, 100, "long"), observed(&[&"é".repeat(100)]));
+    assert_eq!(result(1000, 99, "long"), cut(99));
+    assert_eq!(result(1000, 1, "long"), cut(1));
+    // The smaller limit counts; both together report everything that is missing.
+    assert_eq!(result(9, 100, "long"), cut(4));
+    assert_eq!(result(9, 3, "long"), cut(3));
+    // Tokens are those of the text that the policy sees, in which the end of a turn is no token.
+    assert_eq!(result(1000, 2, "end"), observed(&["a<[truncated 9 bytes]"]));
+    assert_eq!(ToolsEnvironment::new(Vec::new()).max_result_tokens, 4096);
+}
+
 /// What a tool returns cannot end a turn or begin one.
 #[test]
 fn results_contain_no_special_tokens() {
@@ -233,7 +257,7 @@ fn a_malformed_call_is_punished_masked_or_the_end() {
             played.play(&call("fast", "1")).unwrap();
             played.play("done").unwrap();
         }
-        let trajectory = played.attempt.finish().unwrap();
+        let trajectory = one(played.attempt.finish().unwrap());
         let rewards: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
         (progress, rewards, trajectory.policy_ranges().count())
     };
@@ -247,7 +271,7 @@ fn a_malformed_call_is_punished_masked_or_the_end() {
     let settings = ToolsEnvironment { on_malformed: OnMalformed::Mask, max_turns: 1, ..settings() };
     let mut played = Played::start(&environment(&source, &settings), &question());
     played.play("<tool_call>x</tool_call>").unwrap();
-    assert_eq!(played.attempt.finish().unwrap().policy_ranges().count(), 1);
+    assert_eq!(one(played.attempt.finish().unwrap()).policy_ranges().count(), 1);
 }
 
 #[test]
@@ -295,7 +319,7 @@ fn resumed(on_resume: OnResume) -> (usize, bool) {
         assert_eq!(played.play(&last).unwrap().1, observed(&["fast 3", over]));
         played.play("done").unwrap();
     }
-    let is_same = whole.attempt.finish().unwrap() == again.attempt.finish().unwrap();
+    let is_same = one(whole.attempt.finish().unwrap()) == one(again.attempt.finish().unwrap());
     (source.calls.load(Ordering::SeqCst), is_same)
 }
 
@@ -372,6 +396,7 @@ fn settings_are_checked() {
         (json!({"tools": [{"kind": "mcp"}]}), "either `command` or `url`"),
         (json!({"tools": [{"kind": "mcp", "command": ["x"], "per_episode": true}]}), "has lost the state"),
         (json!({"max_calls": 0}), "max_calls"),
+        (json!({"max_result_tokens": 0}), "max_result_tokens"),
     ] {
         let error = with(table).unwrap_err();
         assert!(error.contains(expected), "{error}");

@@ -1,7 +1,7 @@
 """Writes `math_pairs.jsonl`: pairs of answers by class, whether they are equal, and the verdict of `math-verify`.
 
 Equality is known from the values that the texts were written from, compared with numbers of fifty digits. Needs
-`math-verify[antlr4_13_2]` (0.9.0). Run it in this folder:
+`math-verify[antlr4-13-2]` (0.9.0). Run it in this folder:
 
     python math_pairs.py > math_pairs.jsonl
     python math_pairs.py --answers FILE.jsonl > pairs.jsonl   # the `answer` column of a data set in the manner of GSM8K

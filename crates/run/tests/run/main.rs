@@ -3,6 +3,7 @@
 mod changes;
 mod domains;
 mod engines;
+mod episodes;
 mod exactness;
 mod failures;
 mod full_disk;
@@ -19,6 +20,8 @@ mod recovery;
 mod replay;
 mod rows_of_runs;
 mod sampler;
+mod search;
+mod segments;
 mod staleness;
 #[expect(
     dead_code,

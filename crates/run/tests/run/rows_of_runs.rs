@@ -178,6 +178,55 @@ fn longer_prompts_are_dropped_and_counted() {
     );
 }
 
+/// A stage with a tool follows one without, on the same rows: the declaration of the tool is part of its prompts.
+#[test]
+fn declared_tools_are_part_of_measured_prompts() {
+    let trial = Trial::new(&[json!({"prompt": "aa"}), json!({"prompt": "bbbbb"})]);
+    let template = "tokenizer.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}\
+                    {% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}'";
+    let stage = "[[stage]]\nname = \"tools\"\nmethod = \"grpo\"\nsteps = 2\ngroups_per_batch = 2\n\
+                 environment = { kind = \"tools\", format = \"tags\", tools = [{ kind = \"calculator\" }] }\n\
+                 algorithm = { group_size = 2 }\n";
+    let config = |more: &str| {
+        let own = trial.config(&[]);
+        let path = own.run_directory().parent().unwrap().display().to_string();
+        let (directory, data) = (format!("run.directory={path}"), format!("data.path={path}/data.jsonl"));
+        let overrides = [
+            directory.as_str(),
+            data.as_str(),
+            "reward.components=[{kind='length',max_tokens=2}]",
+            "data.chat=true",
+            template,
+            "stage.rl.steps=1",
+            more,
+        ];
+        Config::from_text("rows.toml", &format!("{TEXT}{stage}"), &overrides)
+            .map_err(|e| e.to_string())
+            .unwrap()
+    };
+    let longest = |config: &Config| -> Vec<(u64, u64)> {
+        let measured = rloom_run::measure_prompts_of(config, 24).unwrap().unwrap();
+        measured.iter().map(|summary| (summary.longest, summary.dropped)).collect()
+    };
+    let name = "calculator".len() as u64;
+    assert_eq!(longest(&config("data.max_prompt_tokens=20")), [(5, 0), (5 + name, 0)]);
+    let limited = config("data.max_prompt_tokens=12");
+    assert_eq!(longest(&limited), [(5, 0), (2 + name, 1)]);
+    // Each stage trains on the rows that fit its own prompts.
+    rloom_run::train(&limited, &mut (), &StopFlag::default()).unwrap();
+    let tasks = |file: &str| -> std::collections::BTreeSet<u64> {
+        let path = trial.run().join("rollouts").join(file);
+        let text = String::from_utf8(zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap()).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["task"].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(tasks("rl-step-000001.jsonl.zst"), [0, 1].into());
+    assert_eq!(tasks("tools-step-000002.jsonl.zst"), [0].into());
+    let none = rloom_run::measure_prompts_of(&config("data.max_prompt_tokens=11"), 24).unwrap_err();
+    assert!(none.to_string().contains("the shortest has 12 tokens"), "{none}");
+}
+
 #[test]
 fn answers_are_needed_by_rewards_that_read_them() {
     let rows: Vec<Value> = (0..4).map(|_| json!({"prompt": "a", "label": "b"})).collect();

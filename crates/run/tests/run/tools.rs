@@ -101,7 +101,9 @@ impl Observer for Seen {
 #[test]
 fn episodes_with_tools_are_counted_and_replayed_bit_for_bit() {
     let directory = tempfile::tempdir().unwrap();
-    let config = config(directory.path(), &[]);
+    let reward = "reward.components=[{kind='random'},{kind='numeric',extract=['hashes','whole']},\
+                  {kind='regex',pattern='<result>'}]";
+    let config = config(directory.path(), &[reward]);
     let mut seen = Seen::default();
     rloom_run::train(&config, &mut seen, &StopFlag::default()).unwrap();
     let counted: f64 = seen.steps.iter().map(|metrics| metrics["tools/calls"]).sum();
@@ -109,7 +111,11 @@ fn episodes_with_tools_are_counted_and_replayed_bit_for_bit() {
     let several = rollouts(&config, 1).into_iter().find(|logged| {
         logged.trajectory.spans.iter().filter(|span| span.author == Author::Policy).count() > 1
     });
-    let key = several.unwrap().trajectory.key;
+    let several = several.unwrap();
+    // Rewards see what the policy wrote: what a tool returned earns nothing.
+    assert!(several.completion.contains("<result>"), "{}", several.completion);
+    assert_eq!(several.rewards.components[2].value, Some(0.0));
+    let key = several.trajectory.key;
     let name: SampleName = format!("rl/{}/{}", key.ticket.0, key.sample).parse().unwrap();
     let hub = Arc::new(Hub::from_env());
     let replay =

@@ -265,6 +265,7 @@ impl CallFormat {
     /// Parses a turn. `reasons`: the prompt ended inside the policy's reasoning. Formats without quotation marks read the
     /// types of arguments from the declared tools.
     pub fn parse(self, written: &Written, reasons: bool, tools: &[ToolDeclaration]) -> Parsed {
+        let written = &written.indexed(self.marks());
         match self {
             Self::Hermes => hermes::parse(written, reasons),
             Self::QwenCoder => qwen_coder::parse(written, reasons, tools),

@@ -159,7 +159,8 @@ impl ChatTemplate {
         &self.names
     }
 
-    /// The same templates with variables for every rendering, such as `enable_thinking`.
+    /// The same templates with variables for every rendering, such as `enable_thinking`. Renderings whose options have no
+    /// tools or documents use the lists `tools` and `documents`.
     #[must_use]
     pub fn with_variables(mut self, variables: Map<String, Json>) -> Self {
         self.variables.extend(variables);
@@ -203,7 +204,9 @@ impl ChatTemplate {
             return Err(TextError::NoMessages);
         }
         let messages = messages.iter().map(template_message).collect::<Result<Vec<Value>, TextError>>()?;
-        let name = self.choose(options)?;
+        let tools = options.tools.or_else(|| self.list("tools"));
+        let documents = options.documents.or_else(|| self.list("documents"));
+        let name = self.choose(options.template, tools.is_some())?;
 
         let mut context: Vec<(&str, Value)> =
             self.special.named().map(|(name, text)| (name, Value::from(text))).collect();
@@ -211,8 +214,8 @@ impl ChatTemplate {
         context.extend(variables.map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         context.extend([
             ("messages", Value::from(messages)),
-            ("tools", Value::from(Serde(options.tools))),
-            ("documents", Value::from(Serde(options.documents))),
+            ("tools", Value::from(Serde(tools))),
+            ("documents", Value::from(Serde(documents))),
             ("add_generation_prompt", Value::from(options.add_generation_prompt)),
         ]);
         if let Some(now) = options.now {
@@ -225,10 +228,15 @@ impl ChatTemplate {
         Ok(generation::extract_marks(&text))
     }
 
-    fn choose<'a>(&self, options: &RenderOptions<'a>) -> Result<&'a str, TextError> {
+    /// A variable of every rendering that is a list.
+    fn list(&self, name: &str) -> Option<&[Json]> {
+        self.variables.get(name)?.as_array().map(Vec::as_slice)
+    }
+
+    fn choose<'a>(&self, template: Option<&'a str>, has_tools: bool) -> Result<&'a str, TextError> {
         let has = |name: &str| self.names.iter().any(|known| known == name);
-        let tool_use = options.tools.is_some() && has(TOOL_USE);
-        let name = options.template.unwrap_or(if tool_use { TOOL_USE } else { DEFAULT });
+        let default = if has_tools && has(TOOL_USE) { TOOL_USE } else { DEFAULT };
+        let name = template.unwrap_or(default);
         if has(name) {
             return Ok(name);
         }

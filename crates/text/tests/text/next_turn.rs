@@ -4,6 +4,7 @@
 
 use rloom_core::ChatMessage;
 use rloom_text::{ChatTemplate, RenderOptions, SpecialTokens, TextError};
+use serde_json::{Value, json};
 
 const KEEPS: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}\
                      {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -36,6 +37,28 @@ fn the_next_turn_begins_after_the_token_that_ended_the_last() {
     let all = [history[0].clone(), history[1].clone(), new[0].clone()];
     let conversation = template(KEEPS).render(&all, &RenderOptions::prompt()).unwrap();
     assert_eq!(format!("{prompt}b<|end|>{rendered}"), conversation);
+}
+
+#[test]
+fn variables_are_tools_unless_the_options_have_some() {
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}{{ documents }}{{ more }}";
+    let tools = [json!("own")];
+    let variables = json!({"tools": ["t"], "documents": ["d"], "more": 5, "messages": []});
+    let with = template(source).with_variables(variables.as_object().cloned().unwrap());
+    let render = |template: &ChatTemplate, tools: Option<&[Value]>| {
+        template
+            .render(&[message("user", "a")], &RenderOptions { tools, ..RenderOptions::default() })
+            .unwrap()
+    };
+    assert_eq!(render(&with, None), "a['t']['d']5");
+    assert_eq!(render(&with, Some(&tools)), "a['own']['d']5");
+    assert_eq!(render(&template(source), None), "aNoneNone");
+    // A template for conversations with tools is used for those of a variable, too.
+    let named = [("default", "plain"), ("tool_use", "with tools")];
+    let named = named.map(|(name, source)| (name.to_owned(), source.to_owned()));
+    let both = ChatTemplate::named(named, &SpecialTokens::default()).unwrap();
+    assert_eq!(render(&both, None), "plain");
+    assert_eq!(render(&both.with_variables(variables.as_object().cloned().unwrap()), None), "with tools");
 }
 
 #[test]

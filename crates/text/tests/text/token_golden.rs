@@ -39,6 +39,28 @@ fn ids_and_texts_match_transformers() {
 }
 
 #[test]
+fn the_start_of_a_text_has_no_more_tokens_than_allowed() {
+    for (name, expected) in stored().as_object().unwrap() {
+        let tokenizer = Tokenizer::load(&golden(name)).unwrap();
+        for case in expected["encoded"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let count = |text: &str| tokenizer.encode(text, false).unwrap().len();
+            let mut before = 0;
+            for limit in 0..count(text) + 2 {
+                let end = tokenizer.prefix_within(text, limit).unwrap();
+                assert!(count(&text[..end]) <= limit, "{name}: {text:?}, {limit} tokens");
+                assert!(end >= before, "{name}: {text:?}, {limit} tokens");
+                before = end;
+            }
+            assert_eq!(before, text.len(), "{name}: {text:?}");
+        }
+    }
+    let characters = Tokenizer::characters(&CharacterSettings::new("aé")).unwrap();
+    assert_eq!(characters.prefix_within("aéaéa", 3).unwrap(), "aéa".len());
+    assert!(characters.prefix_within("ab", 1).unwrap_err().to_string().contains("'b'"));
+}
+
+#[test]
 fn special_tokens_match_transformers() {
     for (name, expected) in stored().as_object().unwrap() {
         let tokenizer = Tokenizer::load(&golden(name)).unwrap();

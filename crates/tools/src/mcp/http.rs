@@ -44,6 +44,14 @@ impl HttpServer {
         }
     }
 
+    /// A body that cannot be read to its end.
+    fn cut(&self, error: &std::io::Error) -> Failure {
+        if error.kind() == std::io::ErrorKind::TimedOut || error.to_string().contains("timeout") {
+            return Failure::TimedOut;
+        }
+        self.broken(format!("broke off its answer: {error}"))
+    }
+
     fn post(&mut self, message: &Value, deadline: Instant) -> Result<Response<ureq::Body>, Failure> {
         let mut request = self
             .agent
@@ -73,11 +81,7 @@ impl HttpServer {
     fn read_events(&self, body: impl Read, id: u64) -> Result<Incoming, Failure> {
         let mut data = String::new();
         for line in BufReader::new(body).lines() {
-            let line = line.map_err(|error| match error.kind() {
-                std::io::ErrorKind::TimedOut => Failure::TimedOut,
-                _ if error.to_string().contains("timeout") => Failure::TimedOut,
-                _ => self.broken(format!("broke off its answer: {error}")),
-            })?;
+            let line = line.map_err(|error| self.cut(&error))?;
             if let Some(part) = line.strip_prefix("data:") {
                 data.push_str(part);
             } else if line.is_empty() {
@@ -105,14 +109,12 @@ impl Transport for HttpServer {
         let kind =
             response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let is_stream = kind.starts_with("text/event-stream");
-        let body = response.body_mut().with_config().limit(LONGEST_BODY).reader();
+        let mut body = response.body_mut().with_config().limit(LONGEST_BODY).reader();
         if is_stream {
             return self.read_events(body, id);
         }
         let mut text = String::new();
-        let mut body = body;
-        body.read_to_string(&mut text)
-            .map_err(|error| self.broken(format!("broke off its answer: {error}")))?;
+        body.read_to_string(&mut text).map_err(|error| self.cut(&error))?;
         serde_json::from_str(&text).map_err(|error| self.broken(format!("answered nonsense: {error}")))
     }
 

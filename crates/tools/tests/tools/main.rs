@@ -4,5 +4,8 @@
 
 mod functions;
 mod mcp;
+mod mcp_http;
 mod real_servers;
+mod search;
 mod support;
+mod toolboxes;

@@ -1,7 +1,5 @@
 //! MCP servers that behave, hang, flood, crash and lie.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
 use std::path::Path;
 
 use rloom_function::FunctionError;
@@ -26,7 +24,7 @@ for line in sys.stdin:
         tools = [{"name": n, "inputSchema": {"type": "object"}} for n in names]
         send({"jsonrpc": "2.0", "id": number, "result": {"tools": tools, "nextCursor": "2"}})
     elif method == "tools/list":
-        tools = [{"name": n, "inputSchema": {"type": "object"}} for n in ["floods", "dies", "lies", "refuses"]]
+        tools = [{"name": n, "inputSchema": {"type": "object"}} for n in ["floods", "dies", "lies", "refuses", "errs"]]
         send({"jsonrpc": "2.0", "id": number, "result": {"tools": tools}})
     elif method == "tools/call":
         name, arguments = request["params"]["name"], request["params"]["arguments"]
@@ -53,6 +51,8 @@ for line in sys.stdin:
             result = {"content": "text"}
         elif name == "refuses":
             send({"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "bad arguments"}}); continue
+        elif name == "errs":
+            send({"jsonrpc": "2.0", "id": number, "error": {"code": -32603, "message": "no memory"}}); continue
         send({"jsonrpc": "2.0", "id": number, "result": result})
 "#;
 
@@ -70,7 +70,7 @@ fn tools_of_a_server_are_called() {
     let folder = tempfile::tempdir().unwrap();
     let toolbox = toolbox(server(folder.path(), &json!({})), LONG).unwrap();
     let names: Vec<&str> = toolbox.tools().iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["add", "count", "fails", "hangs", "floods", "dies", "lies", "refuses"]);
+    assert_eq!(names, ["add", "count", "fails", "hangs", "floods", "dies", "lies", "refuses", "errs"]);
     let tools = toolbox.open();
     assert_eq!(call(&tools, "add", &json!({"a": 2, "b": 3})).unwrap(), Output::ok("5\n[image]"));
     assert_eq!(call(&tools, "fails", &json!({})).unwrap(), Output::error("no"));
@@ -92,6 +92,8 @@ fn failures_of_a_server_are_no_results() {
     assert!(lied.to_string().contains("answered nonsense to `tools/call`"), "{lied}");
     let flood = call(&tools, "floods", &json!({})).unwrap_err();
     assert!(matches!(flood, ToolError::Function(FunctionError::Malformed { .. })), "{flood:?}");
+    let refused = call(&tools, "errs", &json!({})).unwrap_err();
+    assert!(refused.to_string().contains("refused `tools/call`: no memory (-32603)"), "{refused}");
     // A new process serves the next call.
     assert_eq!(call(&tools, "count", &json!({})).unwrap(), Output::ok("{\"count\":1}"));
 }
@@ -129,70 +131,10 @@ fn servers_that_cannot_be_used_are_errors() {
     assert!(missing.to_string().contains("cannot start"), "{missing}");
     let unknown = toolbox(server(folder.path(), &json!({"tools": ["add", "other"]})), LONG).unwrap_err();
     assert!(unknown.to_string().contains("has no tool `other`; it has add, count"), "{unknown}");
+    let endless = SERVER.replace("and \"cursor\" not in request[\"params\"]", "");
+    let file = python(folder.path(), "endless.py", &endless);
+    let pages = toolbox(json!({"kind": "mcp", "command": ["python3", file]}), LONG).unwrap_err();
+    assert!(pages.to_string().contains("has more than 100 pages of tools"), "{pages}");
     let ended = toolbox(json!({"kind": "mcp", "command": ["true"]}), LONG).unwrap_err();
     assert!(ended.to_string().contains("exited with status 0"), "{ended}");
-}
-
-/// Answers requests by HTTP: the answer to `tools/call` is a stream of events, all others are JSON.
-fn serve(listener: &TcpListener) {
-    for stream in listener.incoming() {
-        let mut stream = stream.unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let (mut length, mut session, mut line) = (0, String::new(), String::new());
-        let mut first = String::new();
-        reader.read_line(&mut first).unwrap();
-        while reader.read_line(&mut line).unwrap() > 2 {
-            let (name, value) = line.trim().split_once(':').unwrap();
-            match name.to_ascii_lowercase().as_str() {
-                "content-length" => length = value.trim().parse().unwrap(),
-                "mcp-session-id" => value.trim().clone_into(&mut session),
-                _ => {}
-            }
-            line.clear();
-        }
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        let request: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let answer =
-            |result: Value| json!({"jsonrpc": "2.0", "id": request["id"], "result": result}).to_string();
-        let (kind, head, body) = match request["method"].as_str() {
-            Some("initialize") => ("application/json", "mcp-session-id: s1\r\n", answer(json!({}))),
-            Some("tools/list") => {
-                let tools = json!({"tools": [{"name": "who", "inputSchema": {"type": "object"}}]});
-                ("application/json", "", answer(tools))
-            }
-            Some("tools/call") => {
-                let result = answer(json!({"content": [{"type": "text", "text": session}]}));
-                let noise =
-                    "event: message\ndata: {\"jsonrpc\": \"2.0\", \"method\": \"notifications/x\"}\n\n";
-                ("text/event-stream", "", format!(": comment\n{noise}data: {result}\n\n"))
-            }
-            _ => ("application/json", "", String::new()),
-        };
-        let status = if first.starts_with("DELETE") { "405 No" } else { "200 OK" };
-        let length = body.len();
-        write!(
-            stream,
-            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{head}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
-        )
-        .unwrap();
-    }
-}
-
-#[test]
-fn servers_are_called_over_http() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    std::thread::spawn(move || serve(&listener));
-    let toolbox = toolbox(json!({"kind": "mcp", "url": url}), LONG).unwrap();
-    assert_eq!(call(&toolbox.open(), "who", &json!({})).unwrap(), Output::ok("s1"));
-}
-
-#[test]
-fn servers_that_cannot_be_reached_are_errors() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    drop(listener);
-    let error = toolbox(json!({"kind": "mcp", "url": url}), LONG).unwrap_err().to_string();
-    assert!(error.contains("cannot be reached"), "{error}");
 }

@@ -1,0 +1,289 @@
+//! Runs that are killed or stopped in the middle of episodes of several turns end in the same bytes as undisturbed ones.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rloom_config::Config;
+use rloom_core::{RandomKey, StopReason, Task};
+use rloom_env::{BoxFuture, EnvError, Environment, Interaction, Response, Start, Turn, View};
+use rloom_hub::Hub;
+use rloom_run::assembly::EmbeddedEngines;
+use rloom_run::{EpisodeHook, Policy, ResumeOptions, RunInputs, StopFlag, Summary, context, train_on};
+use rloom_store::journal::{self, Record};
+use rloom_telemetry::{Event, EventLine, Observer};
+use rloom_text::Tokenizer;
+
+const DIRECTORY: &str = "RLOOM_TEST_EPISODES";
+const KIND: &str = "RLOOM_TEST_EPISODES_OF";
+
+/// Groups of two stages are sampled ahead of a step, so that episodes are unfinished when it ends.
+const TEXT: &str = r#"
+[run]
+name = "episodes"
+seed = 3
+threads = 2
+checkpoint_every = 2
+
+[model.new]
+layers = 1
+hidden_size = 16
+heads = 2
+intermediate_size = 24
+max_positions = 256
+
+# A policy that has learned nothing seldom ends a turn itself.
+[sampling]
+max_new_tokens = 16
+stop = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "L", "D", "R", "U", "F", "S"]
+
+[reward]
+components = [{ kind = "random" }, { kind = "environment" }]
+
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 5
+groups_per_batch = 3
+
+[stage.algorithm]
+group_size = 3
+"#;
+
+/// An environment whose answers depend on all turns. With a file `kill`, the answer to the turn with the number in it is never
+/// given: the file `inside` is created. First turns are not counted.
+const PYTHON: &str = r#"
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def play(task):
+    total = sum(map(ord, task["prompt"]))
+    reply = yield task["prompt"]
+    for turn in range(4):
+        if turn:
+            with open(HERE / "turns", "a") as file:
+                file.write(".")
+            kill = HERE / "kill"
+            if kill.exists() and (HERE / "turns").stat().st_size >= int(kill.read_text()):
+                (HERE / "inside").touch()
+                time.sleep(1000)
+        total = total * 7 + sum(map(ord, reply)) + turn
+        reply = yield str(total % 10), total % 3 / 2
+    return 0.0
+"#;
+
+/// The environments: a game of this program, whose turns a resumed run plays again, and one in a process of its own.
+const GAME: &str = "game";
+const PROCESS: &str = "process";
+/// Turns after the first ones of their episodes up to the kill.
+const KILL: u64 = 60;
+
+fn config(kind: &str, directory: &Path) -> Config {
+    let file = directory.join("env.py");
+    std::fs::write(&file, PYTHON).unwrap();
+    let parent = format!("run.directory={}", directory.display());
+    let python = format!(
+        "environment={{kind='python',function='{}:play',workers=2,max_turns=4,rewards_turns=true,alphabet='0123456789'}}",
+        file.display()
+    );
+    let own: &[&str] = match kind {
+        GAME => &["data.generator=frozen_lake", "environment={kind='frozen_lake',max_turns=8,slippery=true}"],
+        _ => &["data.generator=arithmetic", "data.operations=['+']", "data.max_digits=1", &python],
+    };
+    let schedule = ["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=4"];
+    let overrides: Vec<&str> =
+        [parent.as_str()].into_iter().chain(schedule).chain(own.iter().copied()).collect();
+    Config::from_text("episodes.toml", TEXT, &overrides).map_err(|errors| errors.to_string()).unwrap()
+}
+
+/// Weights, optimiser state and rollouts at the end of a run.
+fn result(config: &Config) -> Vec<Vec<u8>> {
+    let folder = config.run_directory();
+    let last = folder.join("checkpoints/rl-step-000005");
+    let rollouts = (1..=5).map(|step| folder.join(format!("rollouts/rl-step-{step:06}.jsonl.zst")));
+    let files = ["model.safetensors", "trainer/optimizer.safetensors"].map(|name| last.join(name));
+    files.into_iter().chain(rollouts).map(|file| std::fs::read(file).unwrap()).collect()
+}
+
+fn undisturbed(kind: &str) -> Vec<Vec<u8>> {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(kind, directory.path());
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    result(&config)
+}
+
+fn resume(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Summary {
+    rloom_run::resume(&config.run_directory(), config, ResumeOptions::default(), observer, stop).unwrap()
+}
+
+/// An environment that never answers one of the turns.
+#[derive(Debug)]
+struct Hanging {
+    inner: Arc<dyn Environment>,
+    turns: Arc<AtomicU64>,
+    inside: PathBuf,
+}
+
+impl Environment for Hanging {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn start<'a>(
+        &'a self,
+        task: &'a Task,
+        tokenizer: &'a Tokenizer,
+        random: RandomKey,
+    ) -> BoxFuture<'a, Result<Start, EnvError>> {
+        Box::pin(async move {
+            let mut start = self.inner.start(task, tokenizer, random).await?;
+            let (turns, inside) = (Arc::clone(&self.turns), self.inside.clone());
+            start.interaction =
+                Box::new(HangingPlay { inner: start.interaction, turns, inside, is_first: true });
+            Ok(start)
+        })
+    }
+}
+
+#[derive(Debug)]
+struct HangingPlay {
+    inner: Box<dyn Interaction>,
+    turns: Arc<AtomicU64>,
+    inside: PathBuf,
+    is_first: bool,
+}
+
+impl Interaction for HangingPlay {
+    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
+        Box::pin(async move {
+            let is_first = std::mem::take(&mut self.is_first);
+            if !is_first && self.turns.fetch_add(1, Ordering::SeqCst) + 1 == KILL {
+                std::fs::write(&self.inside, "").unwrap();
+                std::future::pending::<()>().await;
+            }
+            self.inner.step(turn).await
+        })
+    }
+
+    fn view(&self) -> Option<View> {
+        self.inner.view()
+    }
+}
+
+/// The process that the tests below kill.
+#[test]
+#[ignore = "a child process of the other tests"]
+fn child() {
+    let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else { return };
+    let config = config(&std::env::var(KIND).unwrap(), &directory);
+    let ctx = context(config.run.threads).unwrap();
+    let policy = Policy::initial(&config, &Hub::from_env()).unwrap();
+    let (turns, inside) = (Arc::new(AtomicU64::new(0)), directory.join("inside"));
+    let hook = EpisodeHook::new(move |settings| {
+        if settings.environment.name() == "frozen_lake" {
+            let (turns, inside) = (Arc::clone(&turns), inside.clone());
+            settings.environment =
+                Arc::new(Hanging { inner: Arc::clone(&settings.environment), turns, inside });
+        }
+    });
+    let inputs = RunInputs {
+        episode_hook: Some(hook),
+        ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
+    };
+    let engines = EmbeddedEngines::new(&policy, &config, ctx);
+    train_on(&config, &engines, &inputs, &mut (), &StopFlag::default()).unwrap();
+}
+
+/// Kills a run while one of its episodes waits for the answer to a later turn, and resumes it.
+fn killed(kind: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(kind, directory.path());
+    std::fs::write(directory.path().join("kill"), KILL.to_string()).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "episodes::child", "--ignored", "--nocapture"])
+        .env(DIRECTORY, directory.path())
+        .env(KIND, kind)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !directory.path().join("inside").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before the turn");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    std::fs::remove_file(directory.path().join("kill")).unwrap();
+    assert!(!config.run_directory().join("checkpoints/rl-step-000005").exists());
+    resume(&config, &mut (), &StopFlag::default());
+    assert!(result(&config) == undisturbed(kind), "{kind}: other bytes");
+}
+
+/// Requests a stop after each step.
+struct StopAfterStep(StopFlag);
+
+impl Observer for StopAfterStep {
+    fn observe(&mut self, line: &EventLine) {
+        if matches!(line.event, Event::Step { .. }) {
+            self.0.request();
+        }
+    }
+}
+
+/// Finished turns of the unfinished episodes that a stopped run has saved.
+fn saved_turns(config: &Config) -> usize {
+    let recovered = journal::read(&config.run_directory().join("journal"), 0).unwrap();
+    let records = recovered.snapshot.into_iter().chain(recovered.log);
+    let turns = records.flat_map(|record| match record {
+        Record::PartialEpisode { episode, .. } => episode.turns,
+        _ => Vec::new(),
+    });
+    turns.filter(|turn| turn.stop != StopReason::Aborted).count()
+}
+
+/// Stops a run after every step and resumes it.
+fn stopped(kind: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(kind, directory.path());
+    let (mut turns, mut attempts) = (0, 0);
+    loop {
+        let stop = StopFlag::default();
+        let mut observer = StopAfterStep(stop.clone());
+        let summary = match attempts {
+            0 => rloom_run::train(&config, &mut observer, &stop).unwrap(),
+            _ => resume(&config, &mut observer, &stop),
+        };
+        attempts += 1;
+        if !summary.interrupted {
+            break;
+        }
+        turns += saved_turns(&config);
+    }
+    assert!(attempts > 3 && turns > 0, "{attempts} attempts, {turns} saved turns");
+    assert!(result(&config) == undisturbed(kind), "{kind}: other bytes");
+}
+
+#[test]
+fn games_that_are_killed_in_the_middle_end_in_the_same_bytes() {
+    killed(GAME);
+}
+
+#[test]
+fn games_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
+    stopped(GAME);
+}
+
+#[test]
+fn episodes_in_python_that_are_killed_in_the_middle_end_in_the_same_bytes() {
+    killed(PROCESS);
+}
+
+#[test]
+fn episodes_in_python_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
+    stopped(PROCESS);
+}
