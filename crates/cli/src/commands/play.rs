@@ -181,7 +181,10 @@ impl Game {
         if !tools.is_empty() {
             let tools: Vec<String> = tools.iter().map(signature).collect();
             self.note(format_args!("tools: {}", tools.join(", ")));
-            self.note("a call in tags: <NAME>argument</NAME>; a turn without a call is the last one");
+            if matches!(settings, EnvironmentSettings::Tools(tools) if tools.format == Some(CallFormat::Tags))
+            {
+                self.note("a call: <NAME>argument</NAME>; a turn without a call is the last one");
+            }
         }
         Ok(())
     }
