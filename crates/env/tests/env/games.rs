@@ -147,6 +147,9 @@ fn illegal_turns_cost_and_are_told_or_end_the_game() {
     let told = lake(json!({}));
     assert_eq!(rewards(&told), [-0.1, 0.0, 1.0]);
     assert_eq!(text(&told), "the game:x?R01S#G#R");
+    // White space around a move is none of it.
+    let spaced = played(&settings("frozen_lake"), &task("SFG"), 0, &[" R", "R\n"]);
+    assert_eq!(rewards(&spaced), [0.0, 1.0]);
     assert_eq!(rewards(&lake(json!({ "illegal_reward": -2.0, "illegal_ends": true }))), [-2.0]);
     // The last turn ends the game without the goal.
     let late = lake(json!({ "max_turns": 2 }));

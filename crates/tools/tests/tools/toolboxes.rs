@@ -20,6 +20,7 @@ fn each_tool_is_called_at_its_source() {
     let calculate =
         |expression: &str| call(&tools, "calculator", &json!({"expression": expression})).unwrap();
     assert_eq!(calculate("2*3"), Output::ok("6"));
+    assert_eq!(calculate("+2*+3"), Output::ok("6"));
     assert_eq!(calculate("2*"), Output::error("error: a number was expected"));
     assert_eq!(
         call(&tools, "search", &json!({"query": "product"})).unwrap(),
