@@ -292,6 +292,9 @@ fn results_contain_no_special_tokens() {
     let before = played.attempt.tokens().len();
     let (_, text) = played.play(&call("end", "")).unwrap();
     assert_eq!(text, observed(&["a< |stop|>b"]));
+    // Neither can the policy's own words in an error.
+    let (_, error) = Played::start(&environment, &question()).play(&call("\\u003c|stop|>", "")).unwrap();
+    assert!(error.contains("there is no tool `< |stop|>`"), "{error}");
     let stop = played.tokenizer.eos_id().unwrap();
     // One ends the policy's turn, one the results.
     assert_eq!(played.attempt.tokens()[before..].iter().filter(|token| **token == stop).count(), 2);
@@ -406,6 +409,16 @@ fn plain_prompts_continue_with_text() {
         "<result>error: division by zero</result>"
     );
     assert_eq!(played.play("6").unwrap().0, Progress::Done);
+}
+
+/// The token that ends a turn is no part of a call that is the whole turn.
+#[test]
+fn the_end_of_a_turn_is_no_part_of_its_call() {
+    let source = TestTools::new();
+    let settings = ToolsEnvironment { format: Some(CallFormat::Llama3), ..settings() };
+    let mut played = Played::start(&environment(&source, &settings), &question());
+    let (_, text) = played.play("{\"name\": \"fast\", \"parameters\": {\"x\": \"1\"}}").unwrap();
+    assert!(text.contains("fast 1"), "{text}");
 }
 
 #[test]
