@@ -215,12 +215,13 @@ fn turns_begin_inside_of_reasoning_also_after_resuming() {
         tokenizer_with(count).with_template_variables(variables.as_object().unwrap())
     };
     let source = TestTools::new();
-    let environment =
-        environment(&source, &ToolsEnvironment { on_malformed: OnMalformed::Mask, ..settings() });
+    let masks =
+        ToolsEnvironment { on_malformed: OnMalformed::Mask, format: Some(CallFormat::Tags), ..settings() };
+    let environment = environment(&source, &masks);
     let mut whole = Played::start_with(tokenizer(), &environment, &question());
     let turns = [
-        format!("{}</think>{}<tool_call>{{</tool_call>", call("fast", "draft"), call("fast", "1")),
-        format!("{}\n</think>\n{}", call("fast", "draft"), call("fast", "2")),
+        "<fast>draft</fast></think><fast>1</fast><fast>open".to_owned(),
+        "<fast>draft</fast>\n</think>\n<fast>2</fast>".to_owned(),
     ];
     let first = whole.play(&turns[0]).unwrap().1;
     assert!(first.contains("fast 1") && !first.contains("draft"), "{first}");
@@ -236,7 +237,7 @@ fn turns_begin_inside_of_reasoning_also_after_resuming() {
     assert_eq!(again.play(&turns[1]).unwrap().1, second);
     // A call in reasoning that does not end is none.
     for played in [&mut whole, &mut again] {
-        assert_eq!(played.play(&call("fast", "draft")).unwrap().0, Progress::Done);
+        assert_eq!(played.play("<fast>draft</fast>").unwrap().0, Progress::Done);
     }
     let (whole, again) = (whole.attempt.finish().unwrap(), again.attempt.finish().unwrap());
     assert_eq!(whole, again);
