@@ -453,6 +453,10 @@ fn settings_are_checked() {
         with(json!({"format": "hermes", "on_malformed": "penalty", "malformed_penalty": 0.2})),
         Ok(())
     );
+    for (on_malformed, has_steps) in [(OnMalformed::Observe, false), (OnMalformed::Penalty, true)] {
+        let settings = ToolsEnvironment { on_malformed, ..settings() };
+        assert_eq!(rloom_env::EnvironmentSettings::Tools(settings).has_steps(), has_steps);
+    }
     for (table, expected) in [
         (json!({"tools": []}), "tools"),
         (json!({"malformed_penalty": 0.2}), "which alone reads it"),
