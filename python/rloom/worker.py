@@ -1,7 +1,7 @@
 """A rank of a training gang: `python -m rloom.worker ADDRESS RANK RANKS EPOCH`, started by the controller.
 
-The environment holds the run's token (`RLOOM_TOKEN`), PyTorch's rendezvous (`MASTER_ADDR`, `MASTER_PORT`) and, on several
-nodes, the rank's number on its node (`RLOOM_LOCAL_RANK`) and the network interface (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
+The environment holds the run's token (`RLOOM_TOKEN`), the address of rank 0 (`MASTER_ADDR`) and, on several nodes,
+the rank's number on its node (`RLOOM_LOCAL_RANK`) and the network interface (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
 """
 
 from __future__ import annotations

@@ -9,12 +9,17 @@ pub struct GlobalCounts {
     pub tokens: u64,
     /// Sequences with at least one policy token.
     pub sequences: u64,
+    /// Those among them that are not the first of their episode: an episode with several segments counts once as a
+    /// normaliser.
+    #[serde(default)]
+    pub further_segments: u64,
     /// The stage's limit on the policy tokens of a sequence: the constant of [`Aggregation::ConstantLength`].
     pub completion_limit: u64,
 }
 
 impl GlobalCounts {
-    /// Counts sequences from their numbers of policy tokens. Sequences without policy tokens are not counted.
+    /// Counts sequences, each of which is an episode, from their numbers of policy tokens. Sequences without policy tokens
+    /// are not counted.
     pub fn of_lengths(lengths: impl IntoIterator<Item = usize>, completion_limit: u64) -> Self {
         let mut counts = Self { completion_limit, ..Self::default() };
         for length in lengths {
@@ -23,12 +28,18 @@ impl GlobalCounts {
         }
         counts
     }
+
+    /// Episodes with at least one policy token.
+    pub fn episodes(&self) -> u64 {
+        self.sequences.saturating_sub(self.further_segments)
+    }
 }
 
 /// Normaliser of the per-token terms of an optimiser step.
 ///
 /// With S sequences of |y_i| policy tokens and T = Σ|y_i|, all counted over the optimiser step. No mode
-/// divides by the counts of a micro-batch, because the result would depend on the split.
+/// divides by the counts of a micro-batch, because the result would depend on the split. The segments of an episode are
+/// one sequence here: dividing an episode into segments changes no normaliser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
@@ -56,9 +67,9 @@ impl Aggregation {
         }
     }
 
-    /// Divisor of a token's term in a sequence of `length` policy tokens.
+    /// Divisor of a token's term in an episode of `length` policy tokens.
     pub fn divisor(self, length: usize, counts: &GlobalCounts) -> Result<f64, AlgoError> {
-        let sequences = counts.sequences as f64;
+        let sequences = counts.episodes() as f64;
         match self {
             Self::TokenMean => Ok(counts.tokens as f64),
             Self::SequenceMean => Ok(length as f64 * sequences),

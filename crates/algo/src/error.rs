@@ -259,7 +259,7 @@ pub enum AlgoError {
     /// A per-row array that does not belong to the rows.
     #[error("{what} has {got} entries for {expected} rows")]
     RowLength {
-        /// "mask" or "outcome".
+        /// "mask", "episode_tokens" or "outcome".
         what: &'static str,
         /// Its length.
         got: usize,

@@ -20,6 +20,9 @@ pub struct LossInputs {
     pub rows: Vec<Range<usize>>,
     /// Rows excluded from training; empty if none are.
     pub masked: Vec<bool>,
+    /// Policy tokens of the whole episode of each row; empty if each row is an episode of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub episode_tokens: Vec<usize>,
     /// Advantage of each token.
     pub advantage: Option<Vec<f32>>,
     /// The sampler's log-probabilities.
@@ -51,6 +54,7 @@ impl LossInputs {
         LossBatch {
             rows: &self.rows,
             masked: &self.masked,
+            episode_tokens: &self.episode_tokens,
             advantage: self.advantage.as_deref(),
             old_logprob: self.old.as_deref().or(self.behavior.as_deref()),
             behavior_logprob: self.behavior.as_deref(),

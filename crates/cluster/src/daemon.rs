@@ -59,7 +59,7 @@ pub fn run(daemon: &Daemon) -> Result<(), ClusterError> {
     let processes = Arc::new(Processes {
         program: daemon.program.clone(),
         lease: daemon.options.lease,
-        ports: Ports::new(address),
+        ports: Ports::default(),
         mirror: Keeper::new(daemon.token.clone(), daemon.options, daemon.index, address),
         reads: Reads::default(),
         dialer: Arc::new(dialer.map_err(|source| ClusterError::Launch { source })?),
@@ -166,8 +166,8 @@ impl Processes {
                 let output = guarded.map(|guarded| NodeEvent::Output { text: guarded.output() });
                 self.answer(job, output.ok_or_else(|| "the process has ended".to_owned()));
             }
-            Ok(NodeCommand::FreePort { reach }) => {
-                self.answer(job, self.ports.free(reach).map(|port| NodeEvent::FreePort { port }));
+            Ok(NodeCommand::FreePort) => {
+                self.answer(job, self.ports.free().map(|port| NodeEvent::FreePort { port }));
             }
             Ok(NodeCommand::Describe) => self.answer(job, self.describe()),
             Ok(NodeCommand::Relay { connection, port }) => {

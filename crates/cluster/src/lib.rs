@@ -54,7 +54,7 @@ pub use mirror::{
     MirrorCopy, MirrorFile, MirrorLease, MirrorOrder, MirrorSettings, MirrorSource, MirrorWeights, Mirrors,
 };
 pub use node::{Node, RunningProcess};
-pub use offer::{NodeOffer, Reach, gpus, hostname};
+pub use offer::{NodeOffer, gpus, hostname};
 pub use process::Process;
 pub use relay::Relay;
 pub use rloom_core::Program;

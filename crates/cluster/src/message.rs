@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
 use crate::mirror::{MirrorCommand, MirrorEvent};
-use crate::offer::{NodeOffer, Reach};
+use crate::offer::NodeOffer;
 use crate::spec::ProcessSpec;
 
 /// Commands of the controller. The job of a frame is the number of the process, or of the request.
@@ -21,8 +21,8 @@ pub(crate) enum NodeCommand {
     Signal { process: u64, signal: i32 },
     /// Requests the end of the output.
     Output { process: u64 },
-    /// Requests a port that is free on the node.
-    FreePort { reach: Reach },
+    /// Requests a port that is free on the node's loopback interface.
+    FreePort,
     /// Requests what the node offers.
     Describe,
     /// Requests a connection with the role `relay` and the index `connection`, from a port of the node's loopback

@@ -14,7 +14,7 @@ use crate::error::ClusterError;
 use crate::exit::Exit;
 use crate::local::{LocalDaemon, LocalOptions};
 use crate::message::{NodeCommand, NodeEvent};
-use crate::offer::{NodeOffer, Reach};
+use crate::offer::NodeOffer;
 use crate::process::Process;
 use crate::relay::{Arrivals, Closing, Relay, pump, reset};
 use crate::spec::ProcessSpec;
@@ -259,10 +259,10 @@ impl Node {
         Ok(self.shared().connection.local_address()?.ip().to_canonical())
     }
 
-    /// A port that is free on an interface of the node, and that was not returned before.
-    pub fn free_port(&self, reach: Reach, deadline: Instant) -> Result<u16, ClusterError> {
+    /// A port that is free on the loopback interface of the node, and that was not returned before.
+    pub fn free_port(&self, deadline: Instant) -> Result<u16, ClusterError> {
         let operation = || "find a free port".to_owned();
-        match self.ask(&NodeCommand::FreePort { reach }, operation, deadline)? {
+        match self.ask(&NodeCommand::FreePort, operation, deadline)? {
             NodeEvent::FreePort { port } => Ok(port),
             event => Err(self.unexpected(event, operation())),
         }

@@ -47,16 +47,6 @@ pub fn hostname() -> String {
         .map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Interface that a port is to be free on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reach {
-    /// Loopback: for programs of the node itself, and for [`Node::relay`](crate::Node::relay).
-    Loopback,
-    /// [`NodeOffer::address`]: for programs of all nodes.
-    Network,
-}
-
 /// Number of NVIDIA GPUs of this machine.
 pub fn gpus() -> usize {
     let has = |index: &usize| Path::new(&format!("/dev/nvidia{index}")).exists();

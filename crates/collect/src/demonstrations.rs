@@ -39,13 +39,13 @@ impl DemonstrationSource {
         let key = SampleKey { ticket, sample: 0, segment: 0 };
         let environment = self.environment.as_ref();
         let replayed = demonstrate(environment, &task, &self.tokenizer, self.context, key);
-        let trajectory = tokio::time::timeout(self.timeout, replayed).await.map_err(|_| {
+        let segments = tokio::time::timeout(self.timeout, replayed).await.map_err(|_| {
             CollectError::EnvironmentTimeout {
                 environment: environment.name().to_owned(),
                 timeout: self.timeout,
             }
         })??;
-        let episode = Episode { role: Role::Train, segments: vec![trajectory], rewards: Rewards::default() };
+        let episode = Episode { role: Role::Train, segments, rewards: Rewards::default() };
         Ok(Group { ticket, task, episodes: vec![episode] })
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::CollectError;
 use crate::bounded::BoundedEngine;
-use crate::transcript::{completion_text, policy_text, prompt_text};
+use crate::transcript::{policy_text, prompt_text, transcript};
 use crate::waits::{WaitTarget, Waits};
 
 /// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
@@ -72,7 +72,7 @@ pub struct EpisodeSettings {
     pub scorer: Arc<Scorer>,
     /// Maximum number of rewards computed concurrently. A reward that times out frees its slot.
     pub reward_slots: usize,
-    /// Context length of the policy in tokens.
+    /// Context length of the policy in tokens: that of a segment.
     pub context: usize,
     /// The policy that is sampled.
     pub policy: PolicyId,
@@ -104,7 +104,7 @@ pub struct EpisodeRunner<E> {
 pub struct EpisodeRequest<'a> {
     /// The task to attempt.
     pub task: &'a Task,
-    /// Key of the trajectory.
+    /// Key of the first segment.
     pub key: SampleKey,
     /// Purpose of the random stream.
     pub purpose: Purpose,
@@ -119,8 +119,8 @@ pub struct EpisodeRequest<'a> {
 /// A judged episode.
 #[derive(Debug)]
 pub struct ScoredEpisode {
-    /// The tokens.
-    pub trajectory: Trajectory,
+    /// The tokens, in one segment or more.
+    pub segments: Vec<Trajectory>,
     /// The rewards.
     pub rewards: Rewards,
     /// Duration of the reward.
@@ -184,7 +184,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
         let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
-        let random = self.random(&request);
+        let random = self.random(&request, request.key);
         let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
         let mut attempt = self.environment(request.key, start).await?;
         let (mut turns, responses, mut unfinished) = split_partial(from);
@@ -196,7 +196,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 None => self.environment(request.key, attempt.turn(turn.clone())).await?,
             };
         }
-        // Only the first prompt is shared by the samples of a group; later turns differ.
+        // Only the first prompt is shared by the samples of a group; later turns and segments differ.
         let mut shared = request.group.filter(|_| turns.is_empty());
         loop {
             let waiting = self.waits.start(request.key, WaitTarget::Place);
@@ -237,7 +237,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             }
         }
         let judging = JudgingGuard::new(counters);
-        let scored = self.judge(request.task, attempt.finish()?).await?;
+        let scored = self.judge(request.task, request.key, attempt.finish()?).await?;
         drop(judging);
         counters.scored.fetch_add(1, Ordering::Relaxed);
         Ok(EpisodeOutcome::Scored(scored))
@@ -255,9 +255,9 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         }
     }
 
-    /// The key of the episode's random streams.
-    fn random(&self, episode: &EpisodeRequest<'_>) -> RandomKey {
-        RandomKey::for_sample(self.settings.seed, self.settings.stage, episode.purpose, episode.key)
+    /// The key of the random streams of a segment.
+    fn random(&self, episode: &EpisodeRequest<'_>, segment: SampleKey) -> RandomKey {
+        RandomKey::for_sample(self.settings.seed, self.settings.stage, episode.purpose, segment)
     }
 
     /// The request for the next turn.
@@ -270,7 +270,8 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let mut sampling = episode.sampling.clone();
         sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
         let EpisodeSettings { policy, stop_tokens, .. } = &self.settings;
-        let mut request = GenerateRequest::new(self.random(episode), attempt.tokens(), sampling);
+        let mut request =
+            GenerateRequest::new(self.random(episode, attempt.key()), attempt.tokens(), sampling);
         request.policy = *policy;
         request.attachments = attempt.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);
@@ -355,39 +356,44 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         }
     }
 
-    /// Judges a trajectory on a blocking thread, so that a slow reward delays nothing else.
-    async fn judge(&self, task: &Task, trajectory: Trajectory) -> Result<ScoredEpisode, CollectError> {
-        let (judge, own) = (self.judge_of(task), trajectory.clone());
+    /// Judges an episode on a blocking thread, so that a slow reward delays nothing else.
+    async fn judge(
+        &self,
+        task: &Task,
+        key: SampleKey,
+        segments: Vec<Trajectory>,
+    ) -> Result<ScoredEpisode, CollectError> {
+        let (judge, own) = (self.judge_of(task), segments.clone());
         let (rewards, reward_time) = self
-            .judging(trajectory.key, move |current| {
+            .judging(key, move |current| {
                 let texts = judge.texts(&own)?;
                 Ok(judge.scorer.score(&judge.judged(&own, &texts), current)?)
             })
             .await?;
         let rewards = match rewards {
             Ok(rewards) => rewards,
-            Err(current) => {
-                self.settings.scorer.timed_out(&current, trajectory.key, self.settings.reward_timeout)?
-            }
+            Err(current) => self.settings.scorer.timed_out(&current, key, self.settings.reward_timeout)?,
         };
-        Ok(ScoredEpisode { trajectory, rewards, reward_time })
+        Ok(ScoredEpisode { segments, rewards, reward_time })
     }
 
     /// Completes the rewards of a group: those of the components that judge whole groups. Returns the time it took.
     pub(crate) async fn judge_group(
         &self,
         task: &Task,
-        group: &mut [(Trajectory, Rewards)],
+        group: &mut [(Vec<Trajectory>, Rewards)],
     ) -> Result<Duration, CollectError> {
-        let Some((first, _)) = group.first() else { return Ok(Duration::ZERO) };
+        let Some(first) = group.iter().find_map(|(segments, _)| segments.first()) else {
+            return Ok(Duration::ZERO);
+        };
         let key = first.key;
         let (judge, own) = (self.judge_of(task), group.to_vec());
         let (judged, time) = self
             .judging(key, move |current| {
-                let (trajectories, mut rewards): (Vec<Trajectory>, Vec<Rewards>) = own.into_iter().unzip();
+                let (episodes, mut rewards): (Vec<Vec<Trajectory>>, Vec<Rewards>) = own.into_iter().unzip();
                 let texts =
-                    trajectories.iter().map(|own| judge.texts(own)).collect::<Result<Vec<_>, TextError>>()?;
-                let both = trajectories.iter().zip(&texts);
+                    episodes.iter().map(|own| judge.texts(own)).collect::<Result<Vec<_>, TextError>>()?;
+                let both = episodes.iter().zip(&texts);
                 let group: Vec<Judged<'_>> = both.map(|(own, texts)| judge.judged(own, texts)).collect();
                 judge.scorer.score_group(&group, &mut rewards, current)?;
                 Ok(rewards)
@@ -472,24 +478,24 @@ struct Judge {
 }
 
 impl Judge {
-    /// Prompt, text and transcript of a trajectory; prompt and transcript are empty unless a component reads them.
-    fn texts(&self, trajectory: &Trajectory) -> Result<[String; 3], TextError> {
-        let prompt =
-            if self.scorer.reads_prompt() { prompt_text(&self.tokenizer, trajectory) } else { String::new() };
+    /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them.
+    fn texts(&self, segments: &[Trajectory]) -> Result<[String; 3], TextError> {
+        let first = segments.first().filter(|_| self.scorer.reads_prompt());
+        let prompt = first.map(|first| prompt_text(&self.tokenizer, first)).unwrap_or_default();
         let transcript = if self.scorer.reads_observations() {
-            completion_text(&self.tokenizer, trajectory)
+            transcript(&self.tokenizer, segments)
         } else {
             String::new()
         };
-        Ok([prompt, policy_text(&self.tokenizer, trajectory)?, transcript])
+        Ok([prompt, policy_text(&self.tokenizer, segments)?, transcript])
     }
 
     fn judged<'a>(
         &'a self,
-        trajectory: &'a Trajectory,
+        segments: &'a [Trajectory],
         [prompt, text, transcript]: &'a [String; 3],
     ) -> Judged<'a> {
-        Judged { task: &self.task, trajectory, text, transcript, prompt }
+        Judged { task: &self.task, segments, text, transcript, prompt }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rloom_core::{Purpose, Rewards, SampleKey, Task, Ticket, metric};
+use rloom_core::{Purpose, Rewards, SampleKey, StopReason, Task, Ticket, Trajectory, metric};
 use rloom_data::Dataset;
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_telemetry::{Metrics, Sample};
@@ -12,7 +12,7 @@ use crate::CollectError;
 use crate::concurrency::join_all;
 use crate::episode::{EpisodeCounters, EpisodeRequest, EpisodeRunner, ScoredEpisode};
 use crate::metrics::pass_at_k;
-use crate::transcript::{completion_text, prompt_text};
+use crate::transcript::{episode_text, prompt_text};
 
 /// Evaluates a policy on held-out tasks.
 #[derive(Debug)]
@@ -172,7 +172,7 @@ impl<E: RolloutEngine> Evaluator<E> {
             let parsed = judged.iter().filter(|o| o.greedy.rewards.parsed == Some(true)).count();
             metrics.insert(metric::EVAL_PARSED.into(), fraction(parsed));
         }
-        let tokens: usize = judged.iter().map(|o| o.greedy.trajectory.policy_tokens()).sum();
+        let tokens: usize = judged.iter().map(|o| policy_tokens(&o.greedy.segments)).sum();
         metrics.insert(metric::EVAL_MEAN_LENGTH.into(), tokens as f64 / n);
         if self.samples == 0 {
             metrics.insert(metric::EVAL_PASS_AT_1.into(), accuracy);
@@ -236,31 +236,34 @@ impl<E: RolloutEngine> Evaluator<E> {
         if !scored.iter().any(|episode| episode.rewards.pending) {
             return Ok(scored);
         }
-        let mut group: Vec<_> = scored
-            .into_iter()
-            .map(|ScoredEpisode { trajectory, rewards, .. }| (trajectory, rewards))
-            .collect();
+        let mut group: Vec<_> =
+            scored.into_iter().map(|ScoredEpisode { segments, rewards, .. }| (segments, rewards)).collect();
         let reward_time = self.episodes.judge_group(task, &mut group).await?;
-        let scored = |(trajectory, rewards)| ScoredEpisode { trajectory, rewards, reward_time };
+        let scored = |(segments, rewards)| ScoredEpisode { segments, rewards, reward_time };
         Ok(group.into_iter().map(scored).collect())
     }
 
     fn sample(&self, outcome: &TaskOutcome) -> Sample {
-        let ScoredEpisode { trajectory, rewards, .. } = &outcome.greedy;
+        let ScoredEpisode { segments, rewards, .. } = &outcome.greedy;
+        let (first, last) = (segments.first(), segments.last());
         let tokenizer = self.episodes.tokenizer();
         Sample {
-            ticket: trajectory.key.ticket.0,
+            ticket: first.map_or(0, |first| first.key.ticket.0),
             sample: 0,
             task: outcome.task.index,
-            prompt: prompt_text(tokenizer, trajectory),
-            completion: completion_text(tokenizer, trajectory),
+            prompt: first.map(|first| prompt_text(tokenizer, first)).unwrap_or_default(),
+            completion: episode_text(tokenizer, segments),
             answer: outcome.task.answer.clone(),
             reward: rewards.total(),
             components: rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
             advantage: None,
             solved: rewards.solved,
-            tokens: trajectory.policy_tokens(),
-            stop: trajectory.stop.name().to_owned(),
+            tokens: policy_tokens(segments),
+            stop: last.map_or(StopReason::Aborted, |last| last.stop).name().to_owned(),
         }
     }
+}
+
+fn policy_tokens(segments: &[Trajectory]) -> usize {
+    segments.iter().map(Trajectory::policy_tokens).sum()
 }

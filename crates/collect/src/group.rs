@@ -173,9 +173,8 @@ impl<E: RolloutEngine> GroupRunner<E> {
         episodes: &mut BTreeMap<u32, Episode>,
         report: &(dyn Fn(GroupUpdate) + Sync),
     ) -> Result<(), CollectError> {
-        let scored =
-            |episode: &Episode| episode.segments.first().map(|own| (own.clone(), episode.rewards.clone()));
-        let mut group: Vec<_> = episodes.values().filter_map(scored).collect();
+        let scored = |episode: &Episode| (episode.segments.clone(), episode.rewards.clone());
+        let mut group: Vec<_> = episodes.values().map(scored).collect();
         let mut reward_time = self.episodes.judge_group(task, &mut group).await?;
         for ((&sample, episode), (_, rewards)) in episodes.iter_mut().zip(group) {
             episode.rewards = rewards;
@@ -224,7 +223,7 @@ impl<E: RolloutEngine> GroupRunner<E> {
         };
         let mut episode = Episode {
             role: if sample < self.settings.group_size { Role::Train } else { Role::Baseline },
-            segments: vec![scored.trajectory],
+            segments: scored.segments,
             rewards: scored.rewards,
         };
         if !episode.rewards.pending {

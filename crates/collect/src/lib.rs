@@ -36,4 +36,4 @@ pub use prompts::{
     PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
 };
 pub use recorded::RecordedSource;
-pub use transcript::{completion_text, prompt_text};
+pub use transcript::{completion_text, episode_text, prompt_text};

@@ -35,6 +35,10 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
         let truncated = episodes.iter().filter(|e| e.segments.iter().any(|s| s.stop.is_truncated())).count();
         metrics.insert(metric::CLIPPED_RATIO.into(), truncated as f64 / episodes.len() as f64);
     }
+    if episodes.iter().any(|episode| episode.segments.len() > 1) {
+        let segments: usize = episodes.iter().map(|episode| episode.segments.len()).sum();
+        metrics.insert(metric::SEGMENTS.into(), segments as f64 / episodes.len() as f64);
+    }
     metrics.extend(staleness(&episodes, version));
     metrics
 }
@@ -176,6 +180,11 @@ mod tests {
         // One episode has 2 tokens of version 5 and 6 of version 7, the other 8 of version 6.
         groups[0].episodes[0].segments = vec![sampled(&[(5, 2), (7, 6)])];
         groups[0].episodes[1].segments = vec![sampled(&[(6, 8)])];
+        assert!(!batch_metrics(&groups, PolicyVersion(7)).contains_key(metric::SEGMENTS));
+        let mut divided = groups.clone();
+        divided[0].episodes[1].segments.push(sampled(&[(6, 4)]));
+        let metrics = batch_metrics(&divided, PolicyVersion(7));
+        assert_eq!(metrics[metric::SEGMENTS], 3.0 / divided[0].episodes.len() as f64);
         let greedy = Episode { role: Role::Baseline, ..groups[0].episodes[0].clone() };
         groups[0].episodes.push(Episode { segments: vec![sampled(&[(0, 99)])], ..greedy });
         let m = batch_metrics(&groups, PolicyVersion(7));

@@ -121,6 +121,8 @@ metrics! {
     MIN_LENGTH = "completions/min_length", "tokens";
     /// Number of policy tokens of the longest completion.
     MAX_LENGTH = "completions/max_length", "tokens";
+    /// Mean number of segments per completion; absent if every completion has one.
+    SEGMENTS = "completions/segments", "";
     /// Fraction of completions truncated by the token limit.
     CLIPPED_RATIO = "completions/clipped_ratio", "fraction";
     /// Mean entropy of the policy at its tokens.

@@ -62,15 +62,19 @@ pub enum Demonstration {
     /// The assistant's message in a conversation, for messages that are more than text: with tool calls, reasoning or
     /// content parts. The chat template renders it.
     Message(Box<ChatMessage>),
+    /// The assistant's messages in a conversation. A message that calls tools can be followed by their results, as messages
+    /// with the role `tool`; without them the tools of the environment run. The first message is the assistant's.
+    Conversation(Vec<ChatMessage>),
 }
 
 impl Demonstration {
-    /// The texts of the policy's turns in order; a completion is a single turn. Empty for a message that is more than text.
+    /// The texts of the policy's turns in order; a completion is a single turn. Empty for messages that the chat template
+    /// renders.
     pub fn turns(&self) -> &[String] {
         match self {
             Self::Completion(text) => std::slice::from_ref(text),
             Self::Turns(turns) => turns,
-            Self::Message(_) => &[],
+            Self::Message(_) | Self::Conversation(_) => &[],
         }
     }
 }

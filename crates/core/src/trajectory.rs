@@ -245,6 +245,12 @@ impl Trajectory {
         self.policy_ranges().next().map_or(self.tokens.len(), |r| r.start)
     }
 
+    /// Number of tokens of the prompt: those before the first that the policy or the environment has added.
+    pub fn leading_prompt(&self) -> usize {
+        let first = self.spans.iter().find(|span| span.author != Author::Prompt);
+        first.map_or(self.tokens.len(), |span| span.range.start)
+    }
+
     /// Oldest policy version among the policy tokens.
     pub fn oldest_version(&self) -> Option<PolicyVersion> {
         self.versions.iter().map(|v| v.version).min()

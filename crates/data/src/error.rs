@@ -345,13 +345,10 @@ pub enum FieldProblem {
         /// Type of the part.
         kind: String,
     },
-    /// A completion of several messages.
-    #[error("has {messages} messages; a demonstration is one message of the assistant")]
-    #[diagnostic(help("move the messages before the last one to the prompt"))]
-    NotOneMessage {
-        /// Number of messages.
-        messages: usize,
-    },
+    /// A completion with messages that belong to the prompt.
+    #[error("has other messages than those of the assistant and the results of its tools")]
+    #[diagnostic(help("move the messages before the assistant's to the prompt"))]
+    OtherMessages,
     /// A message with more than text, after a plain prompt.
     #[error("has more than text, but the prompt is not a conversation")]
     #[diagnostic(help("write the prompt as a list of messages, or set `chat = true`"))]

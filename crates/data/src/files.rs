@@ -42,13 +42,15 @@ pub struct FileSettings {
     /// Field with the prompt: text or a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_field: Option<String>,
-    /// Field with a conversation. If it ends with an assistant message, that message is the demonstration.
+    /// Field with a conversation. If it ends with an assistant message, that message is the demonstration, together with the
+    /// calls of tools before it and their results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
     /// Field with the reference answer: text or a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
-    /// Field with the demonstration for supervised stages: text or a list of messages.
+    /// Field with the demonstration for supervised stages: text, a list with the texts of several turns, or a list of
+    /// messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub demonstration_field: Option<String>,
     /// Field with the domain of a row.

@@ -19,7 +19,7 @@ pub(crate) fn messages(list: &[Value], field: &str, at: &Location) -> Result<Vec
 
 /// The message in the field `path`. Fields that are null count as absent, as in `transformers`: Parquet files have the
 /// fields of all messages in each of them.
-pub(crate) fn message(value: &Value, path: &str, at: &Location) -> Result<ChatMessage, DataError> {
+fn message(value: &Value, path: &str, at: &Location) -> Result<ChatMessage, DataError> {
     let Value::Object(object) = value else { return Err(wrong_type(at, path, "a message", value)) };
     let mut fields = without_nulls(object);
     let role = match fields.shift_remove("role") {

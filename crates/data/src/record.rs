@@ -3,7 +3,7 @@ use std::sync::Arc;
 use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
 use serde_json::{Map, Value};
 
-use crate::messages::{message, messages, unusable, wrong_type};
+use crate::messages::{messages, unusable, wrong_type};
 use crate::{DataError, FieldProblem, FileSettings, Location, PromptFormat, Split};
 
 type Row = Map<String, Value>;
@@ -11,6 +11,10 @@ type Row = Map<String, Value>;
 const PROMPT_NAMES: [&str; 3] = ["prompt", "question", "messages"];
 pub(crate) const ANSWER_NAMES: [&str; 2] = ["answer", "solution"];
 const DEMONSTRATION_NAMES: [&str; 2] = ["demonstration", "completion"];
+/// Role of the policy's messages.
+const ASSISTANT: &str = "assistant";
+/// Role of the results of tools.
+const TOOL: &str = "tool";
 
 /// The mapping from the fields of a file's rows to tasks.
 pub(crate) struct FieldMapping {
@@ -153,7 +157,7 @@ impl FieldMapping {
         Ok(answer)
     }
 
-    /// The prompt, and the final assistant message of a conversation as the demonstration.
+    /// The prompt, and the assistant's final messages of a conversation as the demonstration.
     fn prompt(
         &self,
         row: &Row,
@@ -165,15 +169,14 @@ impl FieldMapping {
             Value::String(text) => Ok((format.plain(text.clone()), None)),
             Value::Array(list) => {
                 let mut messages = messages(list, field, at)?;
-                let ends_with_assistant = messages.last().is_some_and(|m| m.role == "assistant");
-                let last = if ends_with_assistant { messages.pop() } else { None };
+                let last = messages.split_off(demonstration_start(&messages));
                 if messages.is_empty() {
                     return Err(unusable(at, field, FieldProblem::NoPrompt));
                 }
                 if format.template.is_some() {
                     return Err(unusable(at, field, FieldProblem::TemplateForConversation));
                 }
-                Ok((format.conversation(messages), last.map(demonstration)))
+                Ok((format.conversation(messages), demonstration(last)))
             }
             other => Err(wrong_type(at, field, "text or a list of messages", other)),
         }
@@ -210,7 +213,22 @@ fn scalar(value: &Value, field: &str, at: &Location) -> Result<String, DataError
     }
 }
 
-/// A completion: text, or a conversation of one message of the assistant.
+/// Number of messages before the demonstration: the assistant's last message, and those that lead to it by calls whose results
+/// follow them.
+fn demonstration_start(messages: &[ChatMessage]) -> usize {
+    let (mut start, mut end) = (messages.len(), messages.len());
+    while messages[..end].last().is_some_and(|message| message.role == ASSISTANT) {
+        start = end - 1;
+        let results = messages[..start].iter().rev().take_while(|message| message.role == TOOL).count();
+        if results == 0 {
+            break;
+        }
+        end = start - results;
+    }
+    start
+}
+
+/// A demonstration: text, the texts of several turns, or messages of the assistant with results of tools between them.
 fn completion(
     value: &Value,
     field: &str,
@@ -222,25 +240,37 @@ fn completion(
         Value::Array(list) => list,
         other => return Err(wrong_type(at, field, "text or a list of messages", other)),
     };
-    let [only] = list.as_slice() else {
-        return Err(unusable(at, field, FieldProblem::NotOneMessage { messages: list.len() }));
-    };
-    let only = message(only, &format!("{field}[0]"), at)?;
-    if only.role != "assistant" {
+    let turns: Option<Vec<String>> = list.iter().map(|turn| turn.as_str().map(str::to_owned)).collect();
+    if let Some(turns) = turns.filter(|turns| !turns.is_empty()) {
+        return Ok(Demonstration::Turns(turns));
+    }
+    let messages = messages(list, field, at)?;
+    let roles = || messages.iter().map(|message| message.role.as_str());
+    if roles().next_back() != Some(ASSISTANT) {
         return Err(unusable(at, field, FieldProblem::NoCompletion));
     }
-    let demonstration = demonstration(only);
-    if matches!((prompt, &demonstration), (PromptSource::Text(_), Demonstration::Message(_))) {
-        return Err(unusable(at, field, FieldProblem::MessageForText));
+    if roles().next() != Some(ASSISTANT) || roles().any(|role| role != ASSISTANT && role != TOOL) {
+        return Err(unusable(at, field, FieldProblem::OtherMessages));
     }
-    Ok(demonstration)
+    let found = demonstration(messages);
+    match (prompt, found) {
+        (PromptSource::Text(_), Some(Demonstration::Message(_) | Demonstration::Conversation(_))) => {
+            Err(unusable(at, field, FieldProblem::MessageForText))
+        }
+        (_, found) => found.ok_or_else(|| unusable(at, field, FieldProblem::NoMessages)),
+    }
 }
 
-fn demonstration(message: ChatMessage) -> Demonstration {
-    match message.plain_text() {
+/// The demonstration that consists of the given messages.
+fn demonstration(mut messages: Vec<ChatMessage>) -> Option<Demonstration> {
+    if messages.len() > 1 {
+        return Some(Demonstration::Conversation(messages));
+    }
+    let message = messages.pop()?;
+    Some(match message.plain_text() {
         Some(text) => text.into(),
         None => Demonstration::Message(Box::new(message)),
-    }
+    })
 }
 
 fn missing(at: &Location, wanted: &[&str], row: &Row, setting: &'static str) -> DataError {

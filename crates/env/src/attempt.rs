@@ -1,11 +1,11 @@
 use rloom_core::{
-    Attachment, Author, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward, StopReason, Task,
-    Ticket, Trajectory, VersionSpan,
+    Attachment, Author, ChatMessage, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward,
+    StopReason, Task, Ticket, Trajectory, VersionSpan,
 };
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
-use crate::{EnvError, Environment, Interaction, Next, Observation, Response, TurnProblem, View};
+use crate::{EnvError, Environment, Interaction, NewSegment, Next, Observation, Response, TurnProblem, View};
 
 /// One turn of the policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,9 +25,15 @@ pub struct Turn {
 /// The environment's response to a turn, as an episode records it that a resumed run continues.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedResponse {
-    /// Tokens of the observation; `None` at the end of the episode.
+    /// Tokens of the observation; `None` at the end of the episode or of the segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observation: Option<Vec<u32>>,
+    /// The segment in which the episode continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<NewSegment>,
+    /// An observation that the environment holds back for the next segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Observation>,
     /// State key of the next turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
@@ -37,6 +43,39 @@ pub struct RecordedResponse {
     /// The turn carries no loss.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_masked: bool,
+}
+
+impl RecordedResponse {
+    /// The record of a response.
+    fn of(response: &Response, is_masked: bool, held: Option<&Observation>) -> Self {
+        let mut recorded = Self {
+            observation: None,
+            segment: None,
+            held: held.cloned(),
+            state: None,
+            reward: response.reward,
+            is_masked,
+        };
+        match &response.next {
+            Next::Observation(Observation { tokens, state }) => {
+                recorded.observation = Some(tokens.clone());
+                recorded.state.clone_from(state);
+            }
+            Next::NewSegment(segment) => recorded.segment = Some(segment.clone()),
+            Next::Done => {}
+        }
+        recorded
+    }
+
+    /// The response.
+    pub(crate) fn response(self) -> Response {
+        let next = match (self.observation, self.segment) {
+            (Some(tokens), _) => Next::Observation(Observation { tokens, state: self.state }),
+            (None, Some(segment)) => Next::NewSegment(segment),
+            (None, None) => Next::Done,
+        };
+        Response { next, reward: self.reward }
+    }
 }
 
 impl Turn {
@@ -65,7 +104,7 @@ pub enum Progress {
     Done,
 }
 
-/// A running episode: its tokens and the environment's side.
+/// A running episode: the tokens of its segments and the environment's side.
 #[derive(Debug)]
 pub struct Attempt {
     interaction: Box<dyn Interaction>,
@@ -76,11 +115,14 @@ pub struct Attempt {
     state: Option<String>,
     /// Responses to the turns, if the environment records them.
     responses: Option<Vec<RecordedResponse>>,
+    /// Segments that are over.
+    closed: Vec<Trajectory>,
+    /// The segment of the next turn.
     trajectory: Trajectory,
 }
 
 impl Attempt {
-    /// Starts an episode. `context` is the maximum number of tokens of the trajectory; `random` contains its key.
+    /// Starts an episode. `context` is the maximum number of tokens of a segment; `random` contains the key of the first.
     pub async fn start(
         environment: &dyn Environment,
         task: &Task,
@@ -106,6 +148,7 @@ impl Attempt {
             over: false,
             state: start.state,
             responses: environment.records_responses().then(Vec::new),
+            closed: Vec::new(),
             trajectory: Trajectory {
                 key,
                 tokens: start.prompt,
@@ -118,7 +161,12 @@ impl Attempt {
         })
     }
 
-    /// All tokens so far, which are the prefix of the next turn.
+    /// Key of the segment of the next turn.
+    pub fn key(&self) -> SampleKey {
+        self.trajectory.key
+    }
+
+    /// All tokens of the segment so far, which are the prefix of the next turn.
     pub fn tokens(&self) -> &[u32] {
         &self.trajectory.tokens
     }
@@ -140,7 +188,7 @@ impl Attempt {
 
     /// Step rewards of the turns so far; empty if the environment gives none.
     pub fn step_rewards(&self) -> impl Iterator<Item = f64> {
-        self.trajectory.steps().map(|step| step.reward)
+        self.closed.iter().chain([&self.trajectory]).flat_map(Trajectory::steps).map(|step| step.reward)
     }
 
     /// What a person sees before the next turn, if the environment shows it.
@@ -161,7 +209,8 @@ impl Attempt {
     /// Passes the policy's turn to the environment and appends it with the response.
     ///
     /// The span of the turn records the step reward and the state key. An observation that leaves no room for another turn
-    /// is not appended: the episode ends as truncated ([`StopReason::Length`]).
+    /// is not appended: the episode ends as truncated ([`StopReason::Length`]). So it does if the prompt of a new segment
+    /// leaves none. A new segment whose prompt continues the present one is no other segment.
     pub async fn turn(&mut self, turn: Turn) -> Result<Progress, EnvError> {
         if self.over {
             return Err(EnvError::Over { key: self.trajectory.key });
@@ -170,15 +219,22 @@ impl Attempt {
         let response = self.interaction.step(&turn).await?;
         let is_masked = self.interaction.masks_turn();
         if let Some(responses) = &mut self.responses {
-            let (observation, state) = match &response.next {
-                Next::Observation(observation) => {
-                    (Some(observation.tokens.clone()), observation.state.clone())
-                }
-                Next::Done => (None, None),
-            };
-            responses.push(RecordedResponse { observation, state, reward: response.reward, is_masked });
+            responses.push(RecordedResponse::of(&response, is_masked, self.interaction.held()));
         }
         self.respond(&turn, response, is_masked)
+    }
+
+    /// Passes a turn of a demonstration to the environment, with the results of its calls; `None` if the environment has no tools.
+    pub(crate) async fn turn_with_results(
+        &mut self,
+        turn: Turn,
+        results: &[ChatMessage],
+    ) -> Result<Option<Progress>, EnvError> {
+        self.check(&turn)?;
+        match self.interaction.step_with_results(&turn, results).await? {
+            Some(response) => self.respond(&turn, response, false).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Continues after a turn whose response was recorded: the environment does not respond again.
@@ -187,16 +243,11 @@ impl Attempt {
             return Err(EnvError::Over { key: self.trajectory.key });
         }
         self.check(turn)?;
-        let RecordedResponse { observation, state, reward, is_masked } = recorded.clone();
-        self.interaction.recall(turn, observation.as_deref().unwrap_or_default()).await?;
+        self.interaction.recall(turn, recorded).await?;
         if let Some(responses) = &mut self.responses {
             responses.push(recorded.clone());
         }
-        let next = match observation {
-            Some(tokens) => Next::Observation(Observation { tokens, state }),
-            None => Next::Done,
-        };
-        self.respond(turn, Response { next, reward }, is_masked)
+        self.respond(turn, recorded.clone().response(), recorded.is_masked)
     }
 
     /// The responses to all turns; empty if the environment does not record them.
@@ -210,9 +261,12 @@ impl Attempt {
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
             return Err(self.refused(TurnProblem::Reward { reward }));
         }
+        let next = self.continued(next, turn);
         let room = self.room() - turn.tokens.len();
+        let is_truncated = turn.stop.is_truncated();
         let ends = match &next {
-            Next::Observation(Observation { tokens, .. }) => turn.stop.is_truncated() || tokens.len() >= room,
+            Next::Observation(Observation { tokens, .. }) => is_truncated || tokens.len() >= room,
+            Next::NewSegment(segment) => is_truncated || segment.prompt.len() >= self.context,
             Next::Done => true,
         };
         // An episode needs a turn that carries loss.
@@ -220,7 +274,7 @@ impl Attempt {
         self.trajectory.stop = turn.stop;
         self.turns += 1;
         match next {
-            Next::Observation(_) if turn.stop.is_truncated() => self.over = true,
+            Next::Observation(_) | Next::NewSegment(_) if is_truncated => self.over = true,
             Next::Observation(Observation { tokens, .. }) if tokens.is_empty() => {
                 return Err(self.refused(TurnProblem::EmptyObservation));
             }
@@ -235,22 +289,74 @@ impl Attempt {
                 self.trajectory.spans.push(Span::new(Author::Environment, range));
                 self.state = state;
             }
+            Next::NewSegment(segment) => self.open(segment)?,
             Next::Done => self.over = true,
         }
         Ok(if self.over { Progress::Done } else { Progress::Continue })
     }
 
-    /// The validated trajectory. An episode that is not over counts as aborted; it must have a turn.
-    pub fn finish(self) -> Result<Trajectory, EnvError> {
-        let mut trajectory = self.trajectory;
+    /// A new segment that only adds tokens to the present one and the turn is an observation.
+    fn continued(&self, next: Next, turn: &Turn) -> Next {
+        let Next::NewSegment(segment) = next else { return next };
+        let tokens = &self.trajectory.tokens;
+        let rest = segment.prompt.strip_prefix(&tokens[..]);
+        match rest.and_then(|rest| rest.strip_prefix(&turn.tokens[..])) {
+            Some(added) if !added.is_empty() && segment.attachments == self.trajectory.attachments => {
+                Next::Observation(Observation { tokens: added.to_vec(), state: segment.state })
+            }
+            _ => Next::NewSegment(segment),
+        }
+    }
+
+    /// Continues in a new segment, if there is room for a turn.
+    fn open(&mut self, segment: NewSegment) -> Result<(), EnvError> {
+        let NewSegment { prompt, observed, attachments, state } = segment;
+        if prompt.is_empty() || observed > prompt.len() {
+            return Err(self.refused(TurnProblem::SegmentPrompt { prompt: prompt.len(), observed }));
+        }
+        if prompt.len() >= self.context {
+            self.trajectory.stop = StopReason::Length;
+            self.over = true;
+            return Ok(());
+        }
+        let known = prompt.len() - observed;
+        let spans =
+            [Span::new(Author::Prompt, 0..known), Span::new(Author::Environment, known..prompt.len())];
+        let key = SampleKey { segment: self.trajectory.key.segment + 1, ..self.trajectory.key };
+        let next = Trajectory {
+            key,
+            spans: spans.into_iter().filter(|span| !span.range.is_empty()).collect(),
+            tokens: prompt,
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            stop: StopReason::Aborted,
+            attachments,
+        };
+        self.closed.push(std::mem::replace(&mut self.trajectory, next));
+        self.state = state;
+        Ok(())
+    }
+
+    /// The validated segments, at least one. An episode that is not over counts as aborted; it must have a turn.
+    ///
+    /// Segments without a token that carries loss are left out, unless there are no others: there is nothing to train in
+    /// them.
+    pub fn finish(self) -> Result<Vec<Trajectory>, EnvError> {
+        let Self { mut closed, trajectory: mut last, .. } = self;
         if self.turns == 0 {
-            return Err(EnvError::NoTurn { key: trajectory.key });
+            return Err(EnvError::NoTurn { key: last.key });
         }
         if !self.over {
-            trajectory.stop = StopReason::Aborted;
+            last.stop = StopReason::Aborted;
         }
-        trajectory.validate()?;
-        Ok(trajectory)
+        closed.retain(|segment| segment.policy_tokens() > 0);
+        match closed.last_mut() {
+            // The episode ends as its last turn did.
+            Some(before) if last.policy_tokens() == 0 => before.stop = last.stop,
+            _ => closed.push(last),
+        }
+        closed.iter().try_for_each(Trajectory::validate)?;
+        Ok(closed)
     }
 
     /// Appends a turn. A turn without tokens (aborted before the first one) adds nothing: it cannot receive credit. A masked

@@ -115,7 +115,7 @@ pub enum Violation {
 ///
 /// The suite checks that
 /// - the prompt is not empty and is the same each time, also for another sample of the task;
-/// - episodes end, and their trajectories are valid and equal for equal replies;
+/// - episodes end, and their segments are valid and equal for equal replies;
 /// - concurrent episodes do not affect each other;
 /// - a truncated turn ends the episode;
 /// - a prompt without room for a completion is an error that names the task;
@@ -151,11 +151,12 @@ impl Suite<'_> {
         let expected = self.play(&turns)?;
         let again = self.play(&turns)?;
         check_steps(&expected)?;
-        if expected.tokens.is_empty() || expected.tokens != again.tokens || expected.spans != again.spans {
+        let prompt = expected.first().map_or(&[][..], |first| &first.tokens);
+        if prompt.is_empty() || !is_same(&expected, &again) {
             return Err(Violation::NotReproducible);
         }
         let other = self.start_sample(4, LARGE_CONTEXT)?;
-        if !expected.tokens.starts_with(other.tokens()) {
+        if !prompt.starts_with(other.tokens()) {
             return Err(Violation::PromptOfSample);
         }
         self.check_concurrent_episodes(&turns, &expected)?;
@@ -174,16 +175,16 @@ impl Suite<'_> {
             .map_err(Violation::Start)
     }
 
-    fn play(&self, turns: &[Turn]) -> Result<Trajectory, Violation> {
+    fn play(&self, turns: &[Turn]) -> Result<Vec<Trajectory>, Violation> {
         let mut attempt = self.start(LARGE_CONTEXT)?;
         let mut taken = 0;
         while !attempt.is_over() {
             if taken == MAX_TURNS {
                 return Err(Violation::Endless);
             }
-            let before = attempt.tokens().to_vec();
+            let (key, before) = (attempt.key(), attempt.tokens().to_vec());
             take_turn(&mut attempt, turns, taken)?;
-            if !attempt.tokens().starts_with(&before) {
+            if attempt.key() == key && !attempt.tokens().starts_with(&before) {
                 return Err(Violation::ChangedPrefix { turn: taken });
             }
             taken += 1;
@@ -192,7 +193,7 @@ impl Suite<'_> {
     }
 
     /// Plays two episodes in lockstep.
-    fn check_concurrent_episodes(&self, turns: &[Turn], expected: &Trajectory) -> Result<(), Violation> {
+    fn check_concurrent_episodes(&self, turns: &[Turn], expected: &[Trajectory]) -> Result<(), Violation> {
         let mut pair = [self.start(LARGE_CONTEXT)?, self.start(LARGE_CONTEXT)?];
         for taken in 0..MAX_TURNS {
             for attempt in &mut pair {
@@ -205,8 +206,8 @@ impl Suite<'_> {
             }
         }
         for attempt in pair {
-            let trajectory = attempt.finish().map_err(Violation::Trajectory)?;
-            if trajectory.tokens != expected.tokens || trajectory.spans != expected.spans {
+            let segments = attempt.finish().map_err(Violation::Trajectory)?;
+            if !is_same(&segments, expected) {
                 return Err(Violation::SharedState);
             }
         }
@@ -226,8 +227,12 @@ impl Suite<'_> {
         if !matches!(wait(attempt.turn(turn.clone()))?, Err(EnvError::Over { .. })) {
             return Err(Violation::TurnAfterEnd);
         }
-        let trajectory = attempt.finish().map_err(Violation::Trajectory)?;
-        if trajectory.stop.is_truncated() { Ok(prompt) } else { Err(Violation::TruncationNotMarked) }
+        let segments = attempt.finish().map_err(Violation::Trajectory)?;
+        if segments.last().is_some_and(|last| last.stop.is_truncated()) {
+            Ok(prompt)
+        } else {
+            Err(Violation::TruncationNotMarked)
+        }
     }
 
     fn check_context(&self, prompt: usize) -> Result<(), Violation> {
@@ -252,14 +257,21 @@ fn take_turn(attempt: &mut Attempt, turns: &[Turn], index: usize) -> Result<Prog
         .map_err(|source| Violation::Turn { turn: index, source })
 }
 
+/// True if two episodes have the same tokens of the same authors.
+fn is_same(a: &[Trajectory], b: &[Trajectory]) -> bool {
+    let is_equal = |(a, b): (&Trajectory, &Trajectory)| a.tokens == b.tokens && a.spans == b.spans;
+    a.len() == b.len() && a.iter().zip(b).all(is_equal)
+}
+
 /// Step-level credit compares turns with each other and needs all of them.
-fn check_steps(trajectory: &Trajectory) -> Result<(), Violation> {
-    let turns = trajectory.policy_ranges().count();
-    let steps = trajectory.steps().count();
+fn check_steps(segments: &[Trajectory]) -> Result<(), Violation> {
+    let turns = segments.iter().flat_map(Trajectory::policy_ranges).count();
+    let all_steps = || segments.iter().flat_map(Trajectory::steps);
+    let steps = all_steps().count();
     if steps != 0 && steps != turns {
         return Err(Violation::SomeStepRewards { steps, turns });
     }
-    let states = trajectory.steps().filter(|step| step.state.is_some()).count();
+    let states = all_steps().filter(|step| step.state.is_some()).count();
     if states != 0 && states != turns {
         return Err(Violation::SomeStateKeys { states, turns });
     }

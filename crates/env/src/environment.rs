@@ -2,10 +2,11 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::Pin;
 
-use rloom_core::{Attachment, RandomKey, Task};
+use rloom_core::{Attachment, ChatMessage, RandomKey, Task};
 use rloom_text::Tokenizer;
+use serde::{Deserialize, Serialize};
 
-use crate::{EnvError, Turn};
+use crate::{EnvError, RecordedResponse, Turn};
 
 /// A future that can be sent between threads and dropped at any await point, which cancels an environment that hangs.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -70,14 +71,29 @@ pub trait Interaction: Debug + Send {
     /// [`StopReason::is_truncated`]: rloom_core::StopReason::is_truncated
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>>;
 
-    /// Continues after a turn whose response is recorded, with the tokens of its observation, without any effect outside of
-    /// the episode. Only called if the environment [records responses](Environment::records_responses).
+    /// Continues after a turn whose response is recorded, without any effect outside of the episode. Only called if the
+    /// environment [records responses](Environment::records_responses).
     fn recall<'a>(
         &'a mut self,
         turn: &'a Turn,
-        _observation: &'a [u32],
+        _recorded: &'a RecordedResponse,
     ) -> BoxFuture<'a, Result<(), EnvError>> {
         Box::pin(async move { self.step(turn).await.map(drop) })
+    }
+
+    /// An observation that the last step held back for the next segment, so that it is recorded with the response.
+    fn held(&self) -> Option<&Observation> {
+        None
+    }
+
+    /// Responds to a turn of a demonstration with given results of its calls, in their order, without running a tool; `None` if
+    /// the environment has no tools.
+    fn step_with_results<'a>(
+        &'a mut self,
+        _turn: &'a Turn,
+        _results: &'a [ChatMessage],
+    ) -> BoxFuture<'a, Result<Option<Response>, EnvError>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// True if the turn of the last step carries no loss. That of an episode's last turn is not read: it always does.
@@ -126,17 +142,36 @@ impl From<Next> for Response {
 pub enum Next {
     /// An observation; the policy takes another turn.
     Observation(Observation),
+    /// The policy takes another turn in a new segment of the episode, with another prompt.
+    NewSegment(NewSegment),
     /// The episode is over.
     Done,
 }
 
+/// The prompt of a new segment. What the policy wrote before is part of it only as context: each sampled token carries loss
+/// in the segment in which it was sampled, and nowhere else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewSegment {
+    /// All tokens before the next turn; at least one.
+    pub prompt: Vec<u32>,
+    /// Number of tokens at its end that are an observation which no earlier segment contains.
+    pub observed: usize,
+    /// Data that belongs to the prompt beyond its tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
+    /// State key of the next turn, as in [`Observation`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+}
+
 /// An observation of the policy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
     /// Tokens of the observation; at least one.
     pub tokens: Vec<u32>,
     /// State key of the next turn, if the environment names states: turns of a task have equal keys if and only if the
     /// policy has the same information.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
 

@@ -39,6 +39,39 @@ pub enum EnvError {
         /// Index of the task in its dataset.
         task: u64,
     },
+    /// A demonstration that the environment ends before its last turn.
+    #[error(
+        "the demonstration of task {task} has {turns} turns, but its episode ends after turn {played}: the others would not \
+         be trained"
+    )]
+    DemonstrationCut {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// Turns that were played.
+        played: usize,
+        /// Turns of the demonstration.
+        turns: usize,
+    },
+    /// A turn with calls where the policy would be asked for a summary.
+    #[error(
+        "the demonstration of task {task} has calls of tools where the policy is asked for a summary; write the summary \
+         there as a message of the assistant, or raise `limit` of the history"
+    )]
+    NoSummary {
+        /// Index of the task in its dataset.
+        task: u64,
+    },
+    /// A demonstration with results of tools, in an environment without tools.
+    #[error(
+        "the demonstration of task {task} has results of tools, but the environment `{environment}` has no tools; with the \
+         environment `tools` every turn is trained, and with the calls and results in `prompt` only the last one"
+    )]
+    NoTools {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// Name of the environment.
+        environment: String,
+    },
     /// A tokenizer without a token that ends a completion.
     #[error("the tokenizer has no end-of-text token, so completions cannot end")]
     #[diagnostic(help(
@@ -110,6 +143,16 @@ pub enum TurnProblem {
     /// An observation without tokens.
     #[error("the environment's observation is empty")]
     EmptyObservation,
+    /// A new segment without a prompt, or with an observation that is longer than its prompt.
+    #[error(
+        "the prompt of the environment's new segment has {prompt} tokens, {observed} of which are its observation"
+    )]
+    SegmentPrompt {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the observation.
+        observed: usize,
+    },
     /// More tokens than the context has room for.
     #[error("{tokens} tokens, but the context has room for {room}")]
     TooLong {

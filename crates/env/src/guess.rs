@@ -3,18 +3,18 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{RandomKey, SettingError, Task, ValueRange};
+use rloom_core::{EarlierReasoning, History, RandomKey, SettingError, Task, ValueRange};
 use rloom_function::Host;
 use rloom_text::{TextError, Tokenizer};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::dialogue::Dialogue;
+use crate::dialogue::{Dialogue, after_reasoning};
 use crate::keys::keys;
 use crate::settings::Kind;
 use crate::{
-    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Observation, Response, Start,
-    Turn, render_prompt,
+    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Response, Start, Turn,
+    render_prompt,
 };
 
 /// Observation: the secret is smaller than the guess.
@@ -41,23 +41,30 @@ const NOT_A_NUMBER: &str = "?";
 #[derive(Debug, Clone, Copy)]
 pub struct Guess {
     max_turns: u32,
+    earlier_reasoning: EarlierReasoning,
 }
 
 /// Settings of the number-guessing game.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GuessSettings {
     /// Maximum number of turns of a game, from 1 to 1000.
     pub max_turns: u32,
+    /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
+    #[serde(skip_serializing_if = "History::is_full")]
+    pub history: History,
+    /// What becomes of the reasoning of earlier turns that the chat template drops. Default: `"keep"`.
+    #[serde(skip_serializing_if = "EarlierReasoning::is_kept")]
+    pub earlier_reasoning: EarlierReasoning,
 }
 
 impl Default for GuessSettings {
     fn default() -> Self {
-        Self { max_turns: 5 }
+        Self { max_turns: 5, history: History::Full, earlier_reasoning: EarlierReasoning::Keep }
     }
 }
 
-keys!(GuessSettings { max_turns: u32 });
+keys!(GuessSettings { max_turns: u32, history: History, earlier_reasoning: EarlierReasoning });
 
 impl Kind for GuessSettings {
     fn validate(&self) -> Result<(), SettingError> {
@@ -66,6 +73,14 @@ impl Kind for GuessSettings {
 
     fn max_turns(&self) -> usize {
         self.max_turns as usize
+    }
+
+    fn history(&self) -> Option<&History> {
+        Some(&self.history)
+    }
+
+    fn earlier_reasoning(&self) -> EarlierReasoning {
+        self.earlier_reasoning
     }
 
     fn alphabet(&self) -> &'static str {
@@ -77,7 +92,7 @@ impl Kind for GuessSettings {
         _: Duration,
         _: Option<Arc<dyn Host>>,
     ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
-        Ok(Arc::new(Guess::new(*self)))
+        Ok(Arc::new(Guess::new(self)))
     }
 }
 
@@ -90,9 +105,9 @@ struct InvalidAnswer {
 }
 
 impl Guess {
-    /// A game with these settings.
-    pub fn new(settings: GuessSettings) -> Self {
-        Self { max_turns: settings.max_turns }
+    /// A game with these settings, whose history is full.
+    pub fn new(settings: &GuessSettings) -> Self {
+        Self { max_turns: settings.max_turns, earlier_reasoning: settings.earlier_reasoning }
     }
 
     fn start_game(self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
@@ -104,7 +119,7 @@ impl Guess {
         let prompt = render_prompt(tokenizer, &task.prompt)
             .map_err(|source| EnvError::Text { task: task.index, source })?;
         let state = Some(key(&candidates));
-        let dialogue = Dialogue::new(&task.prompt, tokenizer);
+        let dialogue = Dialogue::new(&task.prompt, tokenizer, self.earlier_reasoning);
         let game = Game {
             task: task.index,
             dialogue,
@@ -155,7 +170,7 @@ impl Game {
     fn play(&mut self, turn: &Turn) -> Result<Response, TextError> {
         let written = self.dialogue.read(turn)?;
         // A truncated number may be a prefix of another one.
-        let guess = if turn.stop.is_truncated() { None } else { read_number(&written) };
+        let guess = if turn.stop.is_truncated() { None } else { read_number(after_reasoning(&written)) };
         self.turns_left = self.turns_left.saturating_sub(1);
         if guess == Some(self.secret) {
             return Ok(Response { next: Next::Done, reward: Some(1.0) });
@@ -174,8 +189,7 @@ impl Game {
             let (low, high) = (*self.candidates.start(), *self.candidates.end());
             self.candidates = if self.secret < guess { low..=guess - 1 } else { guess + 1..=high };
         }
-        let tokens = self.dialogue.observe(turn, &written, hint)?;
-        let next = Next::Observation(Observation { tokens, state: Some(key(&self.candidates)) });
+        let next = self.dialogue.observe(turn, &written, hint, Some(key(&self.candidates)))?;
         Ok(Response { next, reward })
     }
 }

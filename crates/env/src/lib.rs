@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! Attempt::start ──► tokens() ──► (an engine samples) ──► turn(Turn) ──┬─ Continue: again from tokens()
-//!                                                                     └─ Done: finish() ──► Trajectory
+//!                                                                     └─ Done: finish() ──► segments
 //! ```
 //!
 //! An interaction belongs to one episode and is never reset. Observations are appended as tokens; earlier tokens are
-//! never rendered or tokenised again.
+//! never rendered or tokenised again. An environment can also end the segment and continue the episode in a new one with
+//! another prompt ([`Next::NewSegment`]): each segment is a trajectory of its own.
 //!
 //! An environment can also give step rewards and name the states in which turns are taken: the attempt records both in
 //! the trajectory ([`StepReward`](rloom_core::StepReward)), for algorithms with step-level credit.
@@ -25,9 +26,11 @@ mod environment;
 mod error;
 mod games;
 mod guess;
+mod history;
 mod keys;
 mod python;
 mod render;
+mod script;
 mod settings;
 mod single_turn;
 mod tools;
@@ -35,7 +38,9 @@ mod unrendered;
 
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
-pub use environment::{BoxFuture, Environment, Interaction, Next, Observation, Response, Start, View};
+pub use environment::{
+    BoxFuture, Environment, Interaction, NewSegment, Next, Observation, Response, Start, View,
+};
 pub use error::{EnvError, TurnProblem};
 pub use games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Observe,

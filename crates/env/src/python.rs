@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rloom_core::{PromptSource, RandomKey, SettingError, Task};
+use rloom_core::{EarlierReasoning, History, PromptSource, RandomKey, SettingError, Task};
 use rloom_function::{Answer, FunctionError, Host, Pool, PythonEnvironment, Session};
 use rloom_text::Tokenizer;
 use serde_json::{Value, json};
@@ -13,8 +13,8 @@ use crate::dialogue::Dialogue;
 use crate::keys::keys;
 use crate::settings::Kind;
 use crate::{
-    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Observation, Response, Start,
-    Turn, render_prompt,
+    BoxFuture, EnvError, Environment, EnvironmentUnusable, Interaction, Next, Response, Start, Turn,
+    render_prompt,
 };
 
 const NAME: &str = "python";
@@ -28,6 +28,8 @@ keys!(PythonEnvironment {
     alphabet: String,
     recycle_calls: u64,
     memory_mib: u64,
+    history: History,
+    earlier_reasoning: EarlierReasoning,
 });
 
 impl Kind for PythonEnvironment {
@@ -49,6 +51,14 @@ impl Kind for PythonEnvironment {
 
     fn is_game(&self) -> bool {
         false
+    }
+
+    fn history(&self) -> Option<&History> {
+        Some(&self.history)
+    }
+
+    fn earlier_reasoning(&self) -> EarlierReasoning {
+        self.earlier_reasoning
     }
 
     fn alphabet(&self) -> &str {
@@ -90,6 +100,7 @@ pub struct PythonPlays {
     pool: Pool,
     max_turns: u32,
     rewards_turns: bool,
+    earlier_reasoning: EarlierReasoning,
     episodes: AtomicU64,
 }
 
@@ -106,9 +117,9 @@ impl PythonPlays {
         timeout: Duration,
         host: Option<Arc<dyn Host>>,
     ) -> Result<Self, FunctionError> {
-        let PythonEnvironment { max_turns, rewards_turns, .. } = *settings;
+        let PythonEnvironment { max_turns, rewards_turns, earlier_reasoning, .. } = *settings;
         let pool = pool(settings, timeout, host)?;
-        Ok(Self { pool, max_turns, rewards_turns, episodes: AtomicU64::new(0) })
+        Ok(Self { pool, max_turns, rewards_turns, earlier_reasoning, episodes: AtomicU64::new(0) })
     }
 
     async fn begin(&self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
@@ -123,7 +134,7 @@ impl PythonPlays {
             task: task.index,
             body,
             session,
-            dialogue: Dialogue::new(&ask.messages, tokenizer),
+            dialogue: Dialogue::new(&ask.messages, tokenizer, self.earlier_reasoning),
             turns: Vec::new(),
             max_turns: self.max_turns as usize,
             rewards_turns: self.rewards_turns,
@@ -220,15 +231,17 @@ impl Play {
             return Ok(Response { next: Next::Done, reward });
         };
         let written = self.turns.last().map_or("", |told| told.text.as_str());
-        let tokens = match ask.messages {
-            PromptSource::Text(text) => self.dialogue.observe(turn, written, &text),
+        let next = match ask.messages {
+            PromptSource::Text(text) => self.dialogue.observe(turn, written, &text, ask.state),
             PromptSource::Messages(_) if self.dialogue.is_plain() => {
                 return Err(failed(task, MessagesAfterText));
             }
-            PromptSource::Messages(messages) => self.dialogue.observe_messages(turn, written, messages),
+            PromptSource::Messages(messages) => {
+                self.dialogue.observe_messages(turn, written, messages, ask.state)
+            }
         };
-        let tokens = tokens.map_err(|source| EnvError::Text { task, source })?;
-        Ok(Response { next: Next::Observation(Observation { tokens, state: ask.state }), reward })
+        let next = next.map_err(|source| EnvError::Text { task, source })?;
+        Ok(Response { next, reward })
     }
 
     async fn tell(&self, turn: usize) -> Result<Answer, FunctionError> {

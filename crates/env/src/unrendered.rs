@@ -56,8 +56,10 @@ impl fmt::Display for Unrendered {
 pub fn find_unrendered(tokenizer: &Tokenizer, task: &Task) -> Result<Option<Unrendered>, TextError> {
     let PromptSource::Messages(prompt) = &task.prompt else { return Ok(None) };
     let mut messages = prompt.clone();
-    if let Some(Demonstration::Message(message)) = &task.demonstration {
-        messages.push(ChatMessage::clone(message));
+    match &task.demonstration {
+        Some(Demonstration::Message(message)) => messages.push(ChatMessage::clone(message)),
+        Some(Demonstration::Conversation(turns)) => messages.extend_from_slice(turns),
+        _ => {}
     }
     if messages.iter().all(is_common) {
         return Ok(None);

@@ -11,7 +11,7 @@ use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, metric};
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::report::StepMeasurements;
-use crate::rows::{Member, loss_inputs, members, outcome_inputs, split_groups, split_scores};
+use crate::rows::{Member, counts, loss_inputs, members, outcome_inputs, split_groups, split_scores};
 use crate::{BatchReport, BatchScores, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.
@@ -149,8 +149,7 @@ impl BatchTrainer {
     }
 
     fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
-        let lengths = members.iter().map(|m| m.trajectory.policy_tokens());
-        GlobalCounts::of_lengths(lengths, self.completion_limit)
+        counts(members, self.completion_limit)
     }
 
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {

@@ -310,6 +310,61 @@ fn the_state_of_the_algorithm_is_passed_to_the_next_batch() {
     assert_eq!((report.state.entropy, report.state.entropy_coef), (Some(1.0), Some(0.005)));
 }
 
+/// Methods with each way to normalise a loss: over tokens, sequences, a constant length, and with one term per sequence.
+const NORMALISED: [(Method, &str); 10] = [
+    (Method::Dapo, r#"{"group_size":2}"#),
+    (Method::Grpo, r#"{"group_size":2}"#),
+    (Method::DrGrpo, r#"{"group_size":2}"#),
+    (Method::Rloo, r#"{"group_size":2}"#),
+    (Method::Gspo, r#"{"group_size":2}"#),
+    (Method::Gmpo, r#"{"group_size":2}"#),
+    (Method::Luspo, r#"{"group_size":2}"#),
+    (Method::Kimi, r#"{"group_size":2}"#),
+    (Method::Ppo, r#"{"whiten":false}"#),
+    (Method::Gigpo, r#"{"group_size":2}"#),
+];
+
+/// Dividing an episode into segments changes the weight of none of its tokens, and each is trained once.
+#[test]
+fn segments_of_an_episode_weigh_as_much_as_the_episode() {
+    let other = || ended(&[6, 7], 0.0);
+    let coefficients = |method, json, segments: &[&[u32]]| {
+        let mut models = models(plain);
+        models.critic = (method == Method::Ppo).then(|| recorder(plain, plain));
+        let whole = episode(Role::Train, segments, 1.0, StopReason::StopToken);
+        train(method, json, &mut models, &[group(vec![whole, other()])]);
+        models.policy.accumulated.remove(0)
+    };
+    for (method, json) in NORMALISED {
+        let (_, whole) = coefficients(method, json, &[&[1, 2, 3, 4, 5]]);
+        let divisions: [&[&[u32]]; 3] =
+            [&[&[1, 2, 3], &[4, 5]], &[&[1], &[2, 3, 4], &[5]], &[&[1], &[2], &[3], &[4], &[5]]];
+        for segments in divisions {
+            let (keys, divided) = coefficients(method, json, segments);
+            assert_eq!(keys.len(), segments.len() + 1, "{method:?}");
+            assert_eq!(divided.len(), whole.len(), "{method:?}");
+            for (token, (d_logprob, _)) in &divided {
+                let what = format!("{method:?}, {} segments, token {token}", segments.len());
+                assert_close(*d_logprob, f64::from(whole[token].0), &what);
+            }
+        }
+    }
+}
+
+/// Segments of an episode that is cut off in its last one are excluded with it.
+#[test]
+fn all_segments_of_a_truncated_episode_are_masked() {
+    let mut models = models(plain);
+    let mut cut = episode(Role::Train, &[&[3], &[4]], 0.0, StopReason::StopToken);
+    cut.segments[1].stop = StopReason::Length;
+    let json = r#"{"group_size":2,"advantage":"group_mean","loss_aggregation":"sequence_mean","filter":{"mask_truncated":true}}"#;
+    train(Method::Grpo, json, &mut models, &[group(vec![ended(&[1, 2], 1.0), cut])]);
+    let by_token = &models.policy.accumulated[0].1;
+    // Two episodes count, not three sequences.
+    assert_close(by_token[&1].0, -0.5 / 2.0 / 2.0, "policy");
+    assert_eq!((by_token[&3].0, by_token[&4].0), (0.0, 0.0));
+}
+
 /// Token 7 has no finite score after the first optimiser step; the batch is scored before it.
 #[test]
 fn a_minibatch_that_is_not_finite_is_skipped_alone() {

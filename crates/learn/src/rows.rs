@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use rloom_algo::{Advantages, LossInputs, Mismatch, TokenScores};
+use rloom_algo::{Advantages, GlobalCounts, LossInputs, Mismatch, TokenScores};
 use rloom_core::{Group, PolicyVersion, Role, Trajectory};
 use rloom_engine::PackedBatch;
 
@@ -16,6 +16,8 @@ pub(crate) struct Member<'a> {
     pub(crate) episode: usize,
     /// Policy tokens of the episode that precede this segment.
     pub(crate) offset: usize,
+    /// Policy tokens of the whole episode.
+    pub(crate) episode_tokens: usize,
     /// Index among all trained trajectories of the batch.
     pub(crate) place: usize,
 }
@@ -25,14 +27,31 @@ pub(crate) fn members(groups: &[Group]) -> Vec<Member<'_>> {
     let mut out = Vec::new();
     for (g, group) in groups.iter().enumerate() {
         for (e, episode) in group.episodes.iter().enumerate().filter(|(_, e)| e.role == Role::Train) {
-            let mut offset = 0;
+            let (mut offset, episode_tokens) = (0, episode.policy_tokens());
             for trajectory in &episode.segments {
-                out.push(Member { trajectory, group: g, episode: e, offset, place: out.len() });
+                let place = out.len();
+                out.push(Member { trajectory, group: g, episode: e, offset, episode_tokens, place });
                 offset += trajectory.policy_tokens();
             }
         }
     }
     out
+}
+
+/// Counts of the trajectories of an optimiser step.
+pub(crate) fn counts(members: &[Member<'_>], completion_limit: u64) -> GlobalCounts {
+    let lengths = members.iter().map(|m| m.trajectory.policy_tokens());
+    let counts = GlobalCounts::of_lengths(lengths, completion_limit);
+    let is_further = |m: &&Member<'_>| m.offset > 0 && m.trajectory.policy_tokens() > 0;
+    GlobalCounts { further_segments: members.iter().filter(is_further).count() as u64, ..counts }
+}
+
+/// Policy tokens of the episode of each member; empty if none has further segments.
+fn episode_tokens(members: &[Member<'_>]) -> Vec<usize> {
+    if members.iter().all(|m| m.episode_tokens == m.trajectory.policy_tokens()) {
+        return Vec::new();
+    }
+    members.iter().map(|m| m.episode_tokens).collect()
 }
 
 /// True if `version` is known to have sampled every policy token of a trajectory.
@@ -107,6 +126,7 @@ pub(crate) fn loss_inputs(
             LossInputs {
                 rows: batch.sequences.clone(),
                 masked: own.iter().filter_map(|m| known.masked.get(m.place).copied()).collect(),
+                episode_tokens: episode_tokens(own),
                 behavior: advantage.is_some().then(|| batch.behavior_logprob.clone()),
                 advantage,
                 old: gathered(&known.old, own),
@@ -136,6 +156,7 @@ pub(crate) fn outcome_inputs(
             LossInputs {
                 rows: batch.sequences.clone(),
                 masked: own.iter().map(|m| outcome(m).is_none()).collect(),
+                episode_tokens: episode_tokens(own),
                 reference: gathered(&known.prm_reference, own),
                 outcome: Some(own.iter().map(|m| outcome(m).unwrap_or(0.0) as f32).collect()),
                 ..LossInputs::default()

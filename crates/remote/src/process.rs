@@ -8,9 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rloom_cluster::{
-    ClusterError, Machines, MirrorWeights, Mirrors, Node, Process, ProcessSpec, Reach, Relay,
-};
+use rloom_cluster::{ClusterError, Machines, MirrorWeights, Mirrors, Node, Process, ProcessSpec, Relay};
 use rloom_engine::PublishedPolicy;
 use tokio::time::{Instant, sleep};
 
@@ -56,7 +54,7 @@ impl ServerHost {
     pub fn new(machines: Machines, machine: usize, may_move: bool) -> Result<Self, ClusterError> {
         let (port, listener) = if machines.members().is_none() {
             let deadline = std::time::Instant::now() + COMMAND;
-            (machines.node(machine)?.free_port(Reach::Loopback, deadline)?, None)
+            (machines.node(machine)?.free_port(deadline)?, None)
         } else {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
             let bound = listener.and_then(|listener| Ok((listener.local_addr()?.port(), Some(listener))));
@@ -79,7 +77,7 @@ impl ServerHost {
             node => node?,
         };
         let Some(listener) = &self.listener else { return Ok((node, self.port)) };
-        let port = node.free_port(Reach::Loopback, std::time::Instant::now() + COMMAND)?;
+        let port = node.free_port(std::time::Instant::now() + COMMAND)?;
         let listener = listener.try_clone().map_err(|source| ClusterError::Port { source })?;
         let mut relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner);
         // The relay to the machine before stops listening first.

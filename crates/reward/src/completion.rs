@@ -13,7 +13,7 @@ use crate::{ComponentError, JudgeError};
 pub struct Completion<'a> {
     /// The task, with the reference answer and the other fields of its row (`extra`).
     pub task: &'a Task,
-    /// Text of the policy tokens, without special tokens.
+    /// Text of the policy tokens of all segments of the episode, without special tokens.
     pub text: &'a str,
     /// Text after the prompt, without special tokens: that of the policy and the observations between its turns. Empty unless a component reads
     /// it ([`Reward::reads_observations`]).
@@ -31,7 +31,7 @@ pub struct Completion<'a> {
     pub steps: &'a [f64],
     /// Reason for the end of generation.
     pub stop: StopReason,
-    /// Key within the stage.
+    /// Key within the stage, of the first segment.
     pub key: SampleKey,
     /// Seed of the run.
     pub seed: u64,

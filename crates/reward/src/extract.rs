@@ -19,12 +19,13 @@ pub enum Extract {
     Whole,
     /// The rest of the line after `####`, as in GSM8K.
     Hashes,
-    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces. Boxes with only a comma, `and` or `or` between them
-    /// are one answer with several parts.
+    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces. Boxes with only a comma, `and` or `or` and a name (`y =`)
+    /// between them are one answer with several parts.
     Boxed,
     /// The text between `<answer>` and `</answer>`.
     AnswerTag,
-    /// The text after `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
+    /// The text after `answer is`, `answers are`, `answer would be`, `answer:` or `answer =`, to the end of the sentence or line,
+    /// or the first line below a heading `Final Answer`.
     AnswerIs,
     /// The last formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`.
     Formula,
@@ -154,26 +155,66 @@ fn closing_brace(text: &str, start: usize) -> Option<usize> {
 fn boxed(text: &str) -> Option<&str> {
     let (mut first, argument) = last_box(text)?;
     let end = closing_brace(text, argument)?;
-    let mut several = false;
+    let (mut several, mut named) = (false, false);
     while let Some((at, inside)) = last_box(&text[..first]) {
         let Some(close) = closing_brace(&text[..first], inside) else { break };
-        if !joins(&text[close + 1..first]) {
-            break;
-        }
+        let Some(join) = Join::of(&text[close + 1..first]) else { break };
+        named |= join == Join::Named;
         (first, several) = (at, true);
+    }
+    if named && let Some(start) = name_before(&text[..first]) {
+        first = start;
     }
     Some(if several { &text[first..=end] } else { &text[argument..end] })
 }
 
-/// True if a text between two boxes makes them parts of one answer.
-fn joins(between: &str) -> bool {
-    // Longer texts are sentences.
-    if between.len() > 40 {
-        return false;
+/// What makes two boxes parts of one answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Join {
+    /// A comma, `and` or `or`.
+    Plain,
+    /// The same and the name of the second part: `, y =`.
+    Named,
+}
+
+impl Join {
+    /// Reads the text between two boxes; `None` if it does not join them.
+    fn of(between: &str) -> Option<Self> {
+        // Longer texts are sentences.
+        if between.len() > 40 {
+            return None;
+        }
+        let words = between.replace("\\text", " ").replace(['$', '{', '}', '\\', '~'], " ");
+        let parts = words.split([' ', '\n', '\t']).filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.collect();
+        let separators = parts.iter().take_while(|part| matches!(**part, "," | ";" | "and" | "or")).count();
+        let name = parts[separators..].concat();
+        match name.strip_suffix('=') {
+            _ if separators == 0 => None,
+            Some(name) => is_name(name).then_some(Self::Named),
+            None => name.is_empty().then_some(Self::Plain),
+        }
     }
-    let words = between.replace("\\text", " ").replace(['$', '{', '}', '\\', '~'], " ");
-    let mut parts = words.split([' ', '\n', '\t']).filter(|part| !part.is_empty()).peekable();
-    parts.peek().is_some() && parts.all(|part| matches!(part, "," | ";" | "and" | "or"))
+}
+
+/// True for a letter, with or without an index: `x`, `x_1`.
+fn is_name(text: &str) -> bool {
+    let mut rest = text.chars();
+    let index = |rest: &str| {
+        rest.is_empty()
+            || rest.strip_prefix('_').is_some_and(|index| {
+                (1..=3).contains(&index.len()) && index.chars().all(|c| c.is_ascii_alphanumeric())
+            })
+    };
+    rest.next().is_some_and(|c| c.is_ascii_alphabetic()) && index(rest.as_str())
+}
+
+/// Start of the name of a part at the end of a text: `x =`.
+fn name_before(text: &str) -> Option<usize> {
+    let named = text.trim_end().strip_suffix('=')?.trim_end();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '{' | '}');
+    let start = named.trim_end_matches(is_part).len();
+    is_name(&named[start..].replace(['{', '}'], "")).then_some(start)
 }
 
 /// The content of the last pair of delimiters.
@@ -216,16 +257,8 @@ fn between_dollars(text: &str) -> Option<(usize, usize)> {
 fn answer_is(text: &str) -> Option<&str> {
     // ASCII case folding keeps byte positions.
     let lower = text.to_ascii_lowercase();
-    let rest = lower.rmatch_indices("answer").find_map(|(at, word)| {
-        let after = &text[at + word.len()..];
-        let trimmed = after.trim_start_matches(['*', '_', ' ']);
-        let announced = trimmed.strip_prefix([':', '=']).or_else(|| {
-            let verb = trimmed.get(..2).filter(|v| v.eq_ignore_ascii_case("is"))?;
-            let rest = &trimmed[verb.len()..];
-            rest.starts_with(|c: char| !c.is_alphanumeric()).then_some(rest)
-        })?;
-        Some(announced.trim_start_matches([':', ' ', '*', '_']))
-    })?;
+    let mut found = lower.rmatch_indices("answer");
+    let rest = found.find_map(|(at, word)| announced(&text[..at], &text[at + word.len()..]))?;
     let line = rest.lines().find(|line| !line.trim().is_empty())?;
     let end = line.match_indices(['.', '?', '!']).find_map(|(at, mark)| {
         let after = &line[at + 1..];
@@ -237,6 +270,41 @@ fn answer_is(text: &str) -> Option<&str> {
         (closes || begins).then_some(at)
     });
     Some(line[..end.unwrap_or(line.len())].trim_end_matches(['*', '_', ' ']))
+}
+
+/// What an answer is said to be equal to: `answer: 7`, `answer to the question is therefore 7`, `answers are 1 and 2`, or below
+/// a heading, `## Final Answer`.
+fn announced<'a>(before: &str, after: &'a str) -> Option<&'a str> {
+    let marks = ['*', '_', ' '];
+    let after = after.strip_prefix(['s', 'S']).unwrap_or(after).trim_start_matches(marks);
+    let marks = [':', '*', '_', ' '];
+    if let Some(rest) = after.strip_prefix([':', '=']) {
+        return Some(rest.trim_start_matches(marks));
+    }
+    if after.starts_with('\n') {
+        let line = before.rsplit('\n').next().unwrap_or(before);
+        let words = line.trim_start_matches(['#', '*', '_', ' ']).trim_end();
+        let is_heading =
+            words.len() < line.len() && (words.is_empty() || words.eq_ignore_ascii_case("final"));
+        return is_heading.then_some(after);
+    }
+    let object = ["to the question", "to this question", "to the problem", "to this problem"];
+    let after = object.iter().find_map(|words| without_words(after, words)).unwrap_or(after);
+    let verbs = ["is", "are", "would be", "will be", "must be", "should be"];
+    let mut rest = verbs.iter().find_map(|verb| without_words(after, verb))?.trim_start_matches(marks);
+    let adverbs =
+        ["therefore", "thus", "then", "hence", "simply", "exactly", "approximately", "about", "equal to"];
+    while let Some(shorter) = adverbs.iter().find_map(|adverb| without_words(rest, adverb)) {
+        rest = shorter.trim_start_matches(marks);
+    }
+    Some(rest)
+}
+
+/// The text after words in any case, which must end there.
+fn without_words<'a>(text: &'a str, words: &str) -> Option<&'a str> {
+    let start = text.get(..words.len()).filter(|start| start.eq_ignore_ascii_case(words))?;
+    let rest = &text[start.len()..];
+    (!rest.starts_with(char::is_alphanumeric)).then(|| rest.trim_start_matches(' '))
 }
 
 /// The last run of characters that can form a number.
@@ -322,6 +390,11 @@ mod tests {
                 (r"\boxed{5} \text{ and } \boxed{6}", Some(r"\boxed{5} \text{ and } \boxed{6}")),
                 (r"\boxed{4}. \boxed{5} and \boxed{6}", Some(r"\boxed{5} and \boxed{6}")),
                 (r"\boxed{5} \boxed{6}", Some("6")),
+                (r"$x = \boxed{5}$, $y = \boxed{6}$", Some(r"x = \boxed{5}$, $y = \boxed{6}")),
+                (r"$x_{1}=\boxed{5}$ or $x_{2}=\boxed{6}$", Some(r"x_{1}=\boxed{5}$ or $x_{2}=\boxed{6}")),
+                (r"so 2x = \boxed{5}, y = \boxed{6}", Some(r"\boxed{5}, y = \boxed{6}")),
+                (r"\boxed{5}, where y = \boxed{6}", Some("6")),
+                (r"x = \boxed{5} and \boxed{6}", Some(r"\boxed{5} and \boxed{6}")),
                 (r"\boxed{5 and \boxed{6}", Some("6")),
                 (r"\boxed{5} then \boxed{6", None),
                 (r"\boxed{}", None),
@@ -359,6 +432,15 @@ mod tests {
                 ("The answer:\n\n12", Some("12")),
                 ("the answer is **42**.", Some("42")),
                 ("answer = 3", Some("3")),
+                ("the answers are 1 and 2.", Some("1 and 2")),
+                ("The answer to the question is therefore 7.", Some("7")),
+                ("So, the answer would be 12.", Some("12")),
+                ("the answer is approximately equal to 12", Some("12")),
+                ("### Final Answer\n\n7\n", Some("7")),
+                ("**Final Answer**\n7", Some("7")),
+                ("that is my final answer\n7", None),
+                ("I answer\n7", None),
+                ("the answer to it is 7", None),
                 ("The answer isn't 3", None),
                 ("The answer issue", None),
                 ("answers vary", None),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rloom_core::{RewardComponent, Rewards, SampleKey, Task, Trajectory};
+use rloom_core::{RewardComponent, Rewards, SampleKey, StopReason, Task, Trajectory};
 
 use rloom_function::Host;
 
@@ -33,14 +33,14 @@ pub struct Scorer {
 #[derive(Debug, Default)]
 pub struct CurrentComponent(AtomicUsize);
 
-/// A trajectory to judge.
+/// An episode to judge.
 #[derive(Debug, Clone, Copy)]
 pub struct Judged<'a> {
     /// The task.
     pub task: &'a Task,
-    /// The trajectory.
-    pub trajectory: &'a Trajectory,
-    /// Text of the policy tokens, without special tokens.
+    /// The segments of the episode, in order.
+    pub segments: &'a [Trajectory],
+    /// Text of the policy tokens of all segments, without special tokens.
     pub text: &'a str,
     /// Text after the prompt, observations included, without special tokens; empty unless a component reads it
     /// ([`Scorer::reads_observations`]).
@@ -49,17 +49,18 @@ pub struct Judged<'a> {
     pub prompt: &'a str,
 }
 
-/// Parts of a trajectory that components read.
+/// Parts of an episode that components read.
 struct Parts {
     steps: Vec<f64>,
     tokens: Vec<u32>,
 }
 
 impl Parts {
-    fn of(judged: &Judged<'_>) -> Self {
-        let trajectory = judged.trajectory;
-        let tokens = trajectory.policy_ranges().flat_map(|range| trajectory.tokens[range].iter().copied());
-        Self { steps: trajectory.steps().map(|step| step.reward).collect(), tokens: tokens.collect() }
+    fn of<'a>(judged: &Judged<'a>) -> Self {
+        let of_segment =
+            |own: &'a Trajectory| own.policy_ranges().flat_map(|range| own.tokens[range].iter().copied());
+        let steps = judged.segments.iter().flat_map(Trajectory::steps).map(|step| step.reward);
+        Self { steps: steps.collect(), tokens: judged.segments.iter().flat_map(of_segment).collect() }
     }
 }
 
@@ -109,14 +110,14 @@ impl Scorer {
         Self { components, outcome: None, on_error, max_dropped: MAX_DROPPED, seed: 0, stage: 0 }
     }
 
-    /// Judges a trajectory with the components that judge completions one by one. With others, the rewards are pending.
+    /// Judges an episode with the components that judge completions one by one. With others, the rewards are pending.
     /// `current` reports the running component meanwhile.
     pub fn score(&self, judged: &Judged<'_>, current: &CurrentComponent) -> Result<Rewards, RewardError> {
         let parts = Parts::of(judged);
         self.judge(&self.completion(judged, &parts), current)
     }
 
-    /// Judges the trajectories of a group with the components that judge whole groups, and completes their rewards.
+    /// Judges the episodes of a group with the components that judge whole groups, and completes their rewards.
     /// Rewards that are complete are judged again: verdicts belong to one call.
     ///
     /// # Errors
@@ -227,7 +228,8 @@ impl Scorer {
     }
 
     fn completion<'a>(&self, judged: &Judged<'a>, parts: &'a Parts) -> Completion<'a> {
-        let Judged { task, trajectory, text, transcript, prompt } = *judged;
+        let Judged { task, segments, text, transcript, prompt } = *judged;
+        let key = segments.first().map(|first| first.key).unwrap_or_default();
         Completion {
             task,
             text,
@@ -236,9 +238,9 @@ impl Scorer {
             steps: &parts.steps,
             tokens: parts.tokens.len(),
             token_ids: &parts.tokens,
-            version: trajectory.versions.first().map_or(0, |span| span.version.0),
-            stop: trajectory.stop,
-            key: trajectory.key,
+            version: segments.iter().flat_map(|own| &own.versions).next().map_or(0, |span| span.version.0),
+            stop: segments.last().map_or(StopReason::Aborted, |last| last.stop),
+            key: SampleKey { segment: 0, ..key },
             seed: self.seed,
             stage: self.stage,
         }

@@ -117,6 +117,18 @@ pub enum RunError {
         /// Domains that components name.
         judged: Vec<String>,
     },
+    /// A summary that is never asked for.
+    #[error(
+        "{used_by}: `environment.history.summary.limit` is {limit}, but the context of the model has {context} tokens: set a limit below it"
+    )]
+    SummaryTooLate {
+        /// Name of the stage or of the evaluation.
+        used_by: String,
+        /// The limit.
+        limit: usize,
+        /// Context length of the policy in tokens.
+        context: usize,
+    },
     /// Held-out tasks that no component of the reward verifies.
     #[error(
         "{used_by}: no verifier among the components of the reward judges the domain `{domain}`, so its accuracy is unknown"

@@ -384,7 +384,7 @@ fn texts(tokenizer: Option<&Tokenizer>, trajectory: &Trajectory) -> (String, Str
     if let Some(tokenizer) = tokenizer {
         return (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory));
     }
-    let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
+    let (prompt, completion) = trajectory.tokens.split_at(trajectory.leading_prompt());
     (format!("tokens {prompt:?}"), format!("tokens {completion:?}"))
 }
 

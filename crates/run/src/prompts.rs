@@ -177,6 +177,16 @@ impl<'c> DataUse<'c> {
         Ok(())
     }
 
+    /// Checks that a summary is asked for before the context is full.
+    fn check_history(&self, context: usize) -> Result<(), RunError> {
+        match self.environment.summary_limit() {
+            Some(limit) if limit >= context => {
+                Err(RunError::SummaryTooLate { used_by: self.name.clone(), limit, context })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn error(&self, source: PromptError) -> RunError {
         RunError::Prompts { used_by: self.name.clone(), source: Box::new(source) }
     }
@@ -283,6 +293,7 @@ impl<'a> PromptCheck<'a> {
     ) -> Result<Option<PromptSummary>, RunError> {
         let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
         one.check_domains(&dataset)?;
+        one.check_history(self.context)?;
         dataset.check_answers(&|domain| one.answer_reader(domain))?;
         let limit = one.max_prompt_tokens();
         let span = if limit.is_some() { dataset.len() } else { dataset.len().min(one.limit) };

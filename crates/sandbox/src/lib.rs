@@ -10,7 +10,8 @@
 //! | `namespaces` | its own file system in memory with the system's programs, read-only; its own processes; no network |
 //! | `landlock` | the system's programs, read-only, and its own folder; other processes and the network cannot be reached |
 //!
-//! Both use Landlock, a list of permitted system calls (seccomp) and resource limits. A hidden command of the binary
+//! Both use Landlock, a list of permitted system calls (seccomp) and resource limits, and control groups where they are
+//! delegated. A hidden command of the binary
 //! prepares the process: it calls [`run_helper`]. A [`Server`] runs programs elsewhere; an [`Executor`] is either.
 
 pub mod code;
@@ -27,6 +28,8 @@ mod tier;
 
 #[cfg(target_os = "linux")]
 mod folder;
+#[cfg(target_os = "linux")]
+mod group;
 #[cfg(target_os = "linux")]
 mod helper;
 

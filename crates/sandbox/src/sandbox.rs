@@ -31,11 +31,40 @@ impl Sandbox {
                 pool: std::sync::Arc::default(),
             };
             match sandbox.check() {
-                Ok(()) => return Ok(sandbox),
+                Ok(()) => return Ok(sandbox.in_delegated_groups()),
                 Err(reason) => unavailable.push(Unavailable { tier: *tier, reason }),
             }
         }
         Err(SandboxError::Unavailable { reasons: unavailable })
+    }
+
+    /// The same with control groups, where the machine delegates them and they work.
+    #[cfg(target_os = "linux")]
+    fn in_delegated_groups(self) -> Self {
+        let Some(groups) = crate::group::Groups::find() else { return self };
+        let sandbox =
+            Self { pool: std::sync::Arc::new(crate::helper::Pool::new(Some(groups))), ..self.clone() };
+        if sandbox.check().is_ok() { sandbox } else { self }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn in_delegated_groups(self) -> Self {
+        self
+    }
+
+    /// The same with control groups for executions in a folder: a delegated group of version 2.
+    #[cfg(target_os = "linux")]
+    pub fn in_groups(self, folder: &std::path::Path) -> io::Result<Self> {
+        let groups = crate::group::Groups::at(folder)?;
+        Ok(Self { pool: std::sync::Arc::new(crate::helper::Pool::new(Some(groups))), ..self })
+    }
+
+    /// The folder of the control groups of executions, if the machine delegates them.
+    pub fn groups(&self) -> Option<&std::path::Path> {
+        #[cfg(target_os = "linux")]
+        return self.pool.groups().map(crate::group::Groups::folder);
+        #[cfg(not(target_os = "linux"))]
+        None
     }
 
     /// The tier.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rloom_collect::{batch_metrics, completion_text, domain_metrics, prompt_text};
+use rloom_collect::{batch_metrics, completion_text, domain_metrics, episode_text, prompt_text};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RequestTime, RequestTimes, RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::{BatchReport, SkippedSteps};
@@ -100,20 +100,22 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let trained = group.episodes.iter().enumerate().filter(|(_, e)| e.role == Role::Train);
             let trained: Vec<(usize, &Episode)> = trained.collect();
             let Some(&(index, episode)) = trained.get(g % trained.len().max(1)) else { continue };
-            let Some(trajectory) = episode.segments.first() else { continue };
+            let (Some(first), Some(last)) = (episode.segments.first(), episode.segments.last()) else {
+                continue;
+            };
             let sample = Sample {
                 ticket: group.ticket.0,
                 sample: index as u32,
                 task: group.task.index,
-                prompt: prompt_text(&self.context.tokenizer, trajectory),
-                completion: completion_text(&self.context.tokenizer, trajectory),
+                prompt: prompt_text(&self.context.tokenizer, first),
+                completion: episode_text(&self.context.tokenizer, &episode.segments),
                 answer: group.task.answer.clone(),
                 reward: episode.rewards.total(),
                 components: episode.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
                 advantage: report.advantages.get(g).and_then(|a| a.get(index)).copied(),
                 solved: episode.rewards.solved,
-                tokens: trajectory.policy_tokens(),
-                stop: trajectory.stop.name().to_owned(),
+                tokens: episode.policy_tokens(),
+                stop: last.stop.name().to_owned(),
             };
             self.reporter.emit(Event::Sample(sample));
         }

@@ -316,6 +316,29 @@ mod tests {
     }
 
     #[test]
+    fn segments_are_read_back_into_their_episodes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rl-step-000004.jsonl.zst");
+        let mut groups = [synthetic_group(9, 2, 3), synthetic_group(11, 2, 2)];
+        for (group, episode, segments) in [(0, 1, 3), (1, 0, 2)] {
+            let own = &mut groups[group].episodes[episode].segments;
+            for segment in 1..segments {
+                let mut further = own[0].clone();
+                further.key.segment = segment;
+                own.push(further);
+            }
+        }
+        let text = |_: &Trajectory| (String::new(), String::new());
+        let given = [vec![vec![1.0], vec![0.25; 18], vec![0.0]], vec![vec![0.1; 12], vec![0.5]]];
+        write(&path, 4, &groups, LoggedAdvantages { shown: &[], given: &given }, &text).unwrap();
+        let again = super::read(&path).unwrap();
+        assert!(again.iter().zip(&groups).all(|(a, b)| (a.ticket, &a.episodes) == (b.ticket, &b.episodes)));
+        // A line for each segment, and the advantages of an episode once.
+        assert_eq!(group(&path, 9).unwrap().len(), 5);
+        assert_eq!(given_advantages(&path).unwrap().unwrap(), given);
+    }
+
+    #[test]
     fn a_failed_write_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rl-step-000004.jsonl.zst");

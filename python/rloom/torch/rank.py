@@ -20,10 +20,12 @@ from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
 from rloom.torch.sending import WeightSender
 from rloom.torch.settings import Settings
-from rloom.torch.world import World
+from rloom.torch.world import World, rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch._C._distributed_c10d import TCPStore
 
     from rloom._native import Connection
 
@@ -56,6 +58,7 @@ class Rank:
         self.phase = "idle"
         #: Completed micro-batches, in jobs that count them.
         self.done = self.total = 0
+        self.store: TCPStore | None = None
         self.world: World | None = None
         self.opened: Engine | None = None
         self.sender: WeightSender | None = None
@@ -85,10 +88,17 @@ class Rank:
         if self.world is not None:
             self.world.close()
 
+    def do_listen(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Opens the store through which the ranks find each other; it is on rank 0."""
+        if self.rank == 0 and self.store is None:
+            self.store = rendezvous()
+        return {"port": self.store.port if self.store else 0}, {}
+
     def do_open(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Joins the other ranks and opens the model."""
         settings = Settings.from_json(asked["settings"])
-        self.world = World.join(settings)
+        self.store = self.store or rendezvous(asked["port"])
+        self.world = World.join(settings, self.store)
         self.opened = open_engine(settings, self.world)
         device = self.world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -36,8 +39,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Longest wait of a rank for another one; the controller has shorter ones.
+RENDEZVOUS = timedelta(minutes=30)
 #: Attribute of weights that another library divides.
 WHOLE_SHAPE = "whole_shape"
+
+
+def rendezvous(port: int | None = None) -> TCPStore:
+    """Opens the store of the ranks at `MASTER_ADDR`, or connects to it if there is a `port`.
+
+    A new one listens on that address alone, at a port that the system chooses: a port that was chosen before the store
+    opens could be another program's by then.
+    """
+    address, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    if port is not None:
+        return TCPStore(address, port, size, is_master=False, timeout=RENDEZVOUS)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port = listener.getsockname()[1]
+    # PyTorch closes the descriptor.
+    descriptor = listener.detach()
+    return TCPStore(
+        address,
+        port,
+        size,
+        is_master=True,
+        timeout=RENDEZVOUS,
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
 
 
 @dataclass
@@ -61,8 +91,8 @@ class World:
     advanced: int = 0
 
     @staticmethod
-    def join(settings: Settings) -> World:
-        """Joins the process group that the environment describes (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, …)."""
+    def join(settings: Settings, store: Store | None = None) -> World:
+        """Joins the other ranks, by default through the store that the environment describes (`MASTER_PORT`)."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         is_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
         device = torch.device("cpu")
@@ -82,7 +112,8 @@ class World:
         if not is_divided:
             return World(rank, size, device, None)
         if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo", rank=rank, world_size=size)
+            backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         if settings.backend == "megatron":
             side_by_side = sizes["tensor_parallel"] * sizes["context_parallel"]
             return World(rank, size, device, None, side_by_side, sizes["pipeline_parallel"])

@@ -48,6 +48,8 @@ pub struct LossBatch<'a> {
     pub rows: &'a [Range<usize>],
     /// Rows excluded from training: their coefficients are 0, but they still count. Empty if none are.
     pub masked: &'a [bool],
+    /// Policy tokens of the whole episode of each row. Empty if each row is an episode of its own.
+    pub episode_tokens: &'a [usize],
     /// Advantage of each token; `None` for supervised losses.
     pub advantage: Option<&'a [f32]>,
     /// Log-probabilities of the proximal policy, before the batch's first optimiser step; `None` for supervised losses.

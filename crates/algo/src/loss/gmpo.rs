@@ -30,6 +30,10 @@ impl Kernel for Gmpo {
         true
     }
 
+    fn is_mean(&self) -> bool {
+        true
+    }
+
     fn reads(&self) -> Reads {
         Reads::RATIO
     }

@@ -64,6 +64,10 @@ impl Kernel for Gspo {
         true
     }
 
+    fn is_mean(&self) -> bool {
+        true
+    }
+
     fn reads(&self) -> Reads {
         Reads::RATIO
     }

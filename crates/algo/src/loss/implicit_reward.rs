@@ -21,6 +21,10 @@ impl Kernel for ImplicitReward {
         true
     }
 
+    fn is_mean(&self) -> bool {
+        true
+    }
+
     fn reads(&self) -> Reads {
         Reads { reference: true, outcome: true, ..Reads::default() }
     }

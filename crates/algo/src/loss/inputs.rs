@@ -105,6 +105,7 @@ pub(super) struct Inputs<'a> {
     pub(super) value: Option<ValueInputs<'a>>,
     arrays: Arrays<'a>,
     masked: &'a [bool],
+    episode_tokens: &'a [usize],
     logprob: &'a [f32],
     pub(super) entropy: &'a [f32],
     advantage: Option<&'a [f32]>,
@@ -195,6 +196,9 @@ impl<'a> Inputs<'a> {
         if !batch.masked.is_empty() {
             check_per_row("mask", batch.masked.len(), batch.rows.len())?;
         }
+        if !batch.episode_tokens.is_empty() {
+            check_per_row("episode_tokens", batch.episode_tokens.len(), batch.rows.len())?;
+        }
         if let Some(outcome) = batch.outcome {
             check_per_row("outcome", outcome.len(), batch.rows.len())?;
         }
@@ -203,6 +207,7 @@ impl<'a> Inputs<'a> {
             value: None,
             arrays,
             masked: batch.masked,
+            episode_tokens: batch.episode_tokens,
             logprob: logprob.unwrap_or_default(),
             entropy: entropy.unwrap_or_default(),
             advantage: batch.advantage,
@@ -277,6 +282,11 @@ impl<'a> Inputs<'a> {
 
     pub(super) fn is_masked(&self, row: usize) -> bool {
         self.masked.get(row).copied().unwrap_or(false)
+    }
+
+    /// Policy tokens of the episode of a row with `own` of them.
+    pub(super) fn episode_length(&self, row: usize, own: usize) -> usize {
+        self.episode_tokens.get(row).copied().unwrap_or(own)
     }
 
     /// Compares trainer and sampler on the tokens of a row, masked or not, for the metrics.

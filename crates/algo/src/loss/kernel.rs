@@ -164,6 +164,11 @@ pub(crate) trait Kernel {
         false
     }
 
+    /// True if the one term of a sequence is a mean over its tokens, so that it does not grow with the number of tokens.
+    fn is_mean(&self) -> bool {
+        false
+    }
+
     fn reads(&self) -> Reads;
 
     /// True if the loss is computed elsewhere: its coefficients are inputs that are already normalised.

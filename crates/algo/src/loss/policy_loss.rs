@@ -22,7 +22,7 @@ pub struct PolicyLoss {
     /// coefficient depends on it.
     pub is_stale: bool,
     /// Normaliser of the per-token terms: a token-scoped surrogate, KL and entropy. A surrogate that is one term per
-    /// sequence is divided by the number of sequences.
+    /// sequence is divided by the number of sequences. An episode of several segments counts as one sequence.
     pub aggregation: Aggregation,
     /// Divergence from the reference; `None` for none.
     pub kl: Option<KlLoss>,
@@ -161,11 +161,17 @@ impl OfRow<'_> {
     /// Weights and divides the row's terms, and adds KL and entropy.
     fn add(&self, terms: &[TokenTerm], weights: &[Weight], grad: &mut LossGrad) -> Result<(), AlgoError> {
         let Self { loss, row, .. } = self;
-        let divisor = loss.aggregation.divisor(row.len(), self.counts)?;
-        let surrogate_divisor = match (loss.surrogate.is_per_sequence(), self.inputs.given) {
+        let length = self.inputs.episode_length(self.index, row.len());
+        let divisor = loss.aggregation.divisor(length, self.counts)?;
+        let kernel = loss.surrogate.kernel();
+        let surrogate_divisor = match (kernel.is_per_sequence(), self.inputs.given) {
             // Already normalised.
             (_, Some(_)) => 1.0,
-            (true, None) => self.counts.sequences as f64,
+            // The segments of an episode share its weight by their lengths.
+            (true, None) if kernel.is_mean() => {
+                self.counts.episodes() as f64 * (length as f64 / row.len() as f64)
+            }
+            (true, None) => self.counts.episodes() as f64,
             (false, None) => divisor,
         };
         for (t, (term, weight)) in terms.iter().zip(weights).enumerate() {

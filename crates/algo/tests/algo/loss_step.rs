@@ -31,6 +31,7 @@ pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
     LossInputs {
         rows: rows.clone(),
         masked: batch.masked.to_vec(),
+        episode_tokens: batch.episode_tokens.to_vec(),
         advantage: owned(batch.advantage),
         behavior: owned(batch.behavior_logprob),
         old: owned(batch.old_logprob),

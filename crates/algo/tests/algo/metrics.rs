@@ -50,7 +50,7 @@ fn empty_batches_and_rows() {
         assert_eq!(m.named(), [(metric::LOSS, 0.0)]);
 
         let empty = Step { lengths: vec![0, 0, 0], outcome: vec![1.0; 3], ..none };
-        assert_eq!(empty.counts(), GlobalCounts { tokens: 0, sequences: 0, completion_limit: 4 });
+        assert_eq!(empty.counts(), GlobalCounts { completion_limit: 4, ..GlobalCounts::default() });
         assert_eq!(empty.loss(&loss).unwrap().terms.loss(), 0.0);
 
         // Rows without policy tokens change nothing for the others.

@@ -39,7 +39,7 @@ fn scores() -> TokenScores {
 }
 
 fn counts() -> GlobalCounts {
-    GlobalCounts { tokens: 10, sequences: 5, completion_limit: 4 }
+    GlobalCounts { tokens: 10, sequences: 5, further_segments: 0, completion_limit: 4 }
 }
 
 #[test]
@@ -49,7 +49,10 @@ fn given_coefficients_are_rounded_and_not_normalised_again() {
     let grad = policy_loss(&algorithm.loss, &batch(Some(&given), &[]), &scores(), &counts()).unwrap();
     assert_eq!(grad.d_logprob, [0.1, -0.2, 0.3, 0.0, 0.0]);
     assert_eq!(grad.d_entropy, [0.0, 0.25, 0.0, 0.0, 0.0]);
-    let metrics = grad.terms.finish(&GlobalCounts { tokens: 5, sequences: 3, completion_limit: 4 }).unwrap();
+    let metrics = grad
+        .terms
+        .finish(&GlobalCounts { tokens: 5, sequences: 3, completion_limit: 4, ..GlobalCounts::default() })
+        .unwrap();
     assert_eq!(metrics.loss, -0.75);
 }
 

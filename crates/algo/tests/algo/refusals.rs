@@ -133,6 +133,8 @@ fn rows_tile_the_tokens() {
     assert_eq!(mask, AlgoError::RowLength { what: "mask", got: 1, expected: 2 });
     let outcome = error(&LossBatch { outcome: Some(&[0.0; 3]), ..good });
     assert_eq!(outcome, AlgoError::RowLength { what: "outcome", got: 3, expected: 2 });
+    let episodes = error(&LossBatch { episode_tokens: &[3], ..good });
+    assert_eq!(episodes, AlgoError::RowLength { what: "episode_tokens", got: 1, expected: 2 });
 }
 
 /// Exactly the inputs that each kind of loss reads.

@@ -79,6 +79,7 @@ impl Step {
         LossBatch {
             rows,
             masked: given(&self.masked, sequences.clone()).unwrap_or_default(),
+            episode_tokens: &[],
             advantage: given(&self.advantage, t.clone()),
             old_logprob: given(&self.old, t.clone()),
             behavior_logprob: given(&self.behavior, t.clone()),

@@ -162,7 +162,8 @@ fn sandbox() -> Finding {
         Ok(sandbox) => {
             let without: Vec<String> =
                 sandbox.unavailable().iter().map(|tier| format!("; without {tier}")).collect();
-            Finding::ok("sandbox", format!("{}{}", sandbox.tier(), without.concat()))
+            let groups = if sandbox.groups().is_some() { " with control groups" } else { "" };
+            Finding::ok("sandbox", format!("{}{groups}{}", sandbox.tier(), without.concat()))
         }
         Err(error) => Finding::warning(
             "sandbox",

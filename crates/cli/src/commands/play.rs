@@ -294,9 +294,10 @@ impl<'g> Table<'g> {
         }
         tokens.extend(tokenizer.eos_id());
         let written = tokens.len();
-        let before = self.attempt.tokens().len();
+        let (segment, before) = (self.attempt.key(), self.attempt.tokens().len());
         let progress = self.attempt.turn(Turn::unsampled(tokens)).await.map_err(Failure::failed)?;
-        self.shown = before + written;
+        // A new segment is shown from its beginning: it is all that the policy would see.
+        self.shown = if self.attempt.key() == segment { before + written } else { 0 };
         self.turns += 1;
         let reward = self.attempt.step_rewards().last();
         self.total += reward.unwrap_or(0.0);

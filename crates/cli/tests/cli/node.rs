@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{LocalOptions, Node, NodeListener, Process, ProcessSpec, Program, Reach};
+use rloom_cluster::{LocalOptions, Node, NodeListener, Process, ProcessSpec, Program};
 use rloom_wire::{Identity, Listener, Options, Token};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
@@ -63,7 +63,7 @@ fn a_process_runs_on_this_machine() {
     assert_eq!(exit.code, Some(3));
     // Nothing else is in it: neither guard nor daemon write to it.
     assert_eq!(exit.output, "[]\n");
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     TcpListener::bind(("127.0.0.1", port)).unwrap();
 }
 

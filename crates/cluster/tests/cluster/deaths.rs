@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{ClusterError, Reach};
+use rloom_cluster::ClusterError;
 use rloom_wire::Options;
 
 use crate::{MARK, Machine, alive, mark, soon, this_as, wait_until_alive, wait_until_gone};
@@ -31,7 +31,7 @@ fn nothing_survives_the_daemon() {
         message.starts_with("node 0 at 127.0.0.1:") && message.ends_with("its processes are lost"),
         "{message}"
     );
-    assert!(machine.node.free_port(Reach::Loopback, soon()).is_err());
+    assert!(machine.node.free_port(soon()).is_err());
     wait_until_gone(&mark);
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rloom_cluster::{ClusterError, Node, NodeListener, Process, ProcessSpec, Reach};
+use rloom_cluster::{ClusterError, Node, NodeListener, Process, ProcessSpec};
 use rloom_wire::{Identity, Options, TOKEN_VARIABLE, Token, WireError, connect};
 
 use crate::{
@@ -168,7 +168,7 @@ fn a_cut_link_ends_both_sides() {
     let node = listener.accept(soon()).unwrap();
     let (mark, times) = (mark(60), machine.folder.path().join("times"));
     let process = clock(&node, &times, &mark);
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let server = serve(&node, [127, 0, 0, 1].into(), port);
     let relay = node.relay(port).unwrap();
     let (mut idle, busy) = (dial(relay.address()), dial(relay.address()));
@@ -201,7 +201,7 @@ fn a_short_cut_ends_nothing() {
     let listener = machine.listen(options);
     let _daemon = machine.daemon(&listener, &[(LEASE, "60000")]);
     let node = listener.accept(soon()).unwrap();
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let server = serve(&node, [127, 0, 0, 1].into(), port);
     let relay = node.relay(port).unwrap();
     let stream = dial(relay.address());
@@ -227,11 +227,11 @@ fn a_node_offers_the_address_of_its_interface() {
     let offer = node.describe(soon()).unwrap();
     assert_eq!((offer.address, &offer.interface), (machine.theirs, &machine.interface));
     // A rendezvous of ranks: a port of that address.
-    let port = node.free_port(Reach::Network, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let _server = serve(&node, offer.address, port);
     exchange(&dial((offer.address, port).into()), b"rank 1");
     // Nothing but the relay reaches loopback.
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let _server = serve(&node, [127, 0, 0, 1].into(), port);
     assert!(TcpStream::connect((offer.address, port)).is_err());
     exchange(&dial(node.relay(port).unwrap().address()), b"replica 0");
@@ -300,7 +300,7 @@ fn a_killed_daemon_is_replaced() {
     let mark = mark(61);
     let process = node.start(&shell(&format!("sleep {mark} & exec sleep {mark}")), soon()).unwrap();
     wait_until_alive(&mark, 2);
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let _server = serve(&node, [127, 0, 0, 1].into(), port);
     let relay = node.relay(port).unwrap();
     let mut stream = dial(relay.address());
@@ -330,7 +330,7 @@ fn a_slow_link_loses_nothing() {
     let listener = machine.listen(Options::default());
     let _daemon = machine.daemon(&listener, &[]);
     let node = listener.accept(soon()).unwrap();
-    let port = node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = node.free_port(soon()).unwrap();
     let _server = serve(&node, [127, 0, 0, 1].into(), port);
     let relay = node.relay(port).unwrap();
     let streams: Vec<TcpStream> = (0..256).map(|_| dial(relay.address())).collect();

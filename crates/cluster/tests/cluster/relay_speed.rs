@@ -6,7 +6,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use rloom_cluster::ProcessSpec;
-use rloom_cluster::Reach;
 
 use crate::{Machine, soon, this, wait_for_output};
 
@@ -82,7 +81,7 @@ fn dial(address: SocketAddr) -> TcpStream {
 #[ignore = "a measurement"]
 fn relayed_beside_direct() {
     let machine = Machine::new();
-    let port = machine.node.free_port(Reach::Loopback, soon()).unwrap();
+    let port = machine.node.free_port(soon()).unwrap();
     let spec = ProcessSpec {
         name: "server".to_owned(),
         program: this().path.to_str().unwrap().to_owned(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{ClusterError, ProcessSpec, Reach};
+use rloom_cluster::{ClusterError, ProcessSpec};
 use rloom_wire::WireError;
 
 use crate::{Machine, alive, mark, shell, soon, wait_for_output, wait_until_alive, wait_until_gone};
@@ -100,8 +100,7 @@ fn a_wait_has_a_deadline_and_a_dropped_handle_kills() {
 #[test]
 fn ports_are_free_and_differ() {
     let machine = Machine::new();
-    let ports: BTreeSet<u16> =
-        (0..50).map(|_| machine.node.free_port(Reach::Loopback, soon()).unwrap()).collect();
+    let ports: BTreeSet<u16> = (0..50).map(|_| machine.node.free_port(soon()).unwrap()).collect();
     assert_eq!(ports.len(), 50);
     let listeners: Vec<_> =
         ports.iter().map(|port| TcpListener::bind(("127.0.0.1", *port)).unwrap()).collect();

@@ -52,7 +52,7 @@ fn conversation(task: Task) -> Vec<ChatMessage> {
     messages.extend(task.demonstration.map(|demonstration| match demonstration {
         Demonstration::Completion(text) => ChatMessage::new("assistant", text),
         Demonstration::Message(message) => *message,
-        Demonstration::Turns(turns) => panic!("{turns:?}"),
+        other => panic!("{other:?}"),
     }));
     messages
 }

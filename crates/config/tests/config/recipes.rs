@@ -34,9 +34,12 @@ fn assert_round_trip(config: &Config) {
 fn recipes_are_valid_and_round_trip() {
     for name in [
         "arithmetic.toml",
+        "code.toml",
         "frozen-lake.toml",
         "gsm8k.toml",
         "guess.toml",
+        "judge-model.toml",
+        "judge.toml",
         "mixed-domains.toml",
         "tic-tac-toe.toml",
     ] {
@@ -46,7 +49,9 @@ fn recipes_are_valid_and_round_trip() {
 
 #[test]
 fn recipes_with_tools_are_valid_and_round_trip() {
-    for (name, tool, turns) in [("calculator", "calculator", 2), ("retool", "python", 6)] {
+    for (name, tool, turns) in
+        [("calculator", "calculator", 2), ("search", "search", 3), ("retool", "python", 6)]
+    {
         let config = recipe(&format!("{name}.toml"));
         assert_round_trip(&config);
         let environments = config.stages.iter().map(|stage| &stage.environment);
@@ -146,7 +151,7 @@ fn arithmetic_recipe_resolves() {
 #[test]
 fn guess_recipe_has_the_game_in_all_stages_and_in_evaluation() {
     let config = recipe("guess.toml");
-    let game = EnvironmentSettings::Guess(GuessSettings { max_turns: 5 });
+    let game = EnvironmentSettings::Guess(GuessSettings::default());
     let environments = config.stages.iter().map(|s| &s.environment);
     assert!(environments.chain(config.eval.as_ref().map(|e| &e.environment)).all(|e| *e == game));
     let ModelSource::New { tokenizer, .. } = &config.model else { panic!("a new model") };

@@ -135,17 +135,85 @@ fn messages_that_cannot_be_passed_on_are_refused() {
     );
 }
 
+/// The conversation of a row, divided into prompt and demonstration.
+fn divided(row: &Value) -> (usize, Option<Demonstration>) {
+    let task = data(std::slice::from_ref(row)).tasks(Split::Train).remove(0);
+    (messages(&task).len(), task.demonstration)
+}
+
 #[test]
-fn completions_of_several_messages_are_refused() {
+fn calls_and_their_results_before_the_last_message_are_part_of_the_demonstration() {
+    let user = json!({"role": "user", "content": "1+2+3?"});
+    let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]});
+    let result = json!({"role": "tool", "content": "3"});
+    let answer = json!({"role": "assistant", "content": "6"});
+    let said = json!({"role": "assistant", "content": "hm"});
+    let row = |messages: &[&Value]| json!({ "messages": messages });
+    // The turns before the last question belong to the prompt, and so do those that lead to the last message by no call.
+    for (messages, prompt) in [
+        (vec![&user, &call, &result, &answer], 1),
+        (vec![&user, &call, &result, &result, &call, &result, &answer], 1),
+        (vec![&user, &call, &result, &answer, &user, &call, &result, &answer], 5),
+        (vec![&user, &said, &call, &result, &answer], 2),
+        (vec![&user, &result, &answer], 2),
+    ] {
+        let (length, demonstration) = divided(&row(&messages));
+        assert_eq!(length, prompt, "{messages:?}");
+        let demonstration = demonstration.unwrap();
+        let Demonstration::Conversation(turns) = &demonstration else {
+            assert_eq!((demonstration, messages.len()), (Demonstration::from("6"), 3));
+            continue;
+        };
+        assert_eq!(serde_json::to_value(turns).unwrap(), json!(messages[prompt..]));
+        let stored = serde_json::to_string(&demonstration).unwrap();
+        assert_eq!(serde_json::from_str::<Demonstration>(&stored).unwrap(), demonstration);
+    }
+    assert_eq!(divided(&row(&[&user, &said, &answer])), (2, Some(Demonstration::from("6"))));
+    assert_eq!(divided(&row(&[&user, &call, &result])), (3, None));
+}
+
+#[test]
+fn a_demonstration_of_several_turns_has_texts_or_messages() {
+    let user = json!({"role": "user", "content": "1+2?"});
+    let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]});
+    let answer = json!({"role": "assistant", "content": "3"});
+    let result = json!({"role": "tool", "content": "3"});
+    let of = |prompt: Value, demonstration: Value| {
+        let row = json!({"prompt": prompt, "demonstration": demonstration});
+        data(&[row]).tasks(Split::Demonstration).remove(0).demonstration.unwrap()
+    };
+    let texts = Demonstration::Turns(vec!["<add>1+2</add>".into(), "3".into()]);
+    assert_eq!(of(json!("1+2="), json!(["<add>1+2</add>", "3"])), texts);
+    for turns in [json!([call, result, answer]), json!([call, answer])] {
+        let Demonstration::Conversation(messages) = of(json!([user]), turns.clone()) else {
+            panic!("{turns}")
+        };
+        assert_eq!(serde_json::to_value(messages).unwrap(), turns);
+    }
+}
+
+#[test]
+fn completions_with_messages_of_the_prompt_are_refused() {
     let assistant = json!({"role": "assistant", "content": "a"});
     let row = |prompt: Value, completion: &[&Value]| json!({"prompt": prompt, "completion": completion});
+    let user = json!({"role": "user", "content": "u"});
+    let tool = json!({"role": "tool", "content": "t"});
+    for completion in [vec![&user, &assistant], vec![&tool, &assistant], vec![&assistant, &user, &assistant]]
+    {
+        assert_eq!(
+            error_of(&[row(json!([user]), &completion)], Split::Demonstration),
+            "data.jsonl:1: `completion` has other messages than those of the assistant and the results of its tools \
+             [move the messages before the assistant's to the prompt]"
+        );
+    }
     assert_eq!(
-        error_of(
-            &[row(json!("p"), &[&assistant, &json!({"role": "tool", "content": "t"}), &assistant])],
-            Split::Demonstration
-        ),
-        "data.jsonl:1: `completion` has 3 messages; a demonstration is one message of the assistant \
-         [move the messages before the last one to the prompt]"
+        error_of(&[row(json!([user]), &[&assistant, &tool])], Split::Demonstration),
+        "data.jsonl:1: `completion` does not end with a message of the assistant"
+    );
+    assert_eq!(
+        error_of(&[row(json!("p"), &[&assistant, &tool, &assistant])], Split::Demonstration),
+        "data.jsonl:1: `completion` has more than text, but the prompt is not a conversation \
+         [write the prompt as a list of messages, or set `chat = true`]"
     );
     let call = json!({"role": "assistant", "tool_calls": []});
     assert_eq!(

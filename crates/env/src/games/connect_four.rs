@@ -50,7 +50,7 @@ impl Rules for ConnectFourSettings {
         let is_open = !board.is_won() && board.count < CELLS;
         is_open.then(|| {
             let has_x = board.count.is_multiple_of(2);
-            Box::new(Match { settings: *self, has_x, board, draws }) as Box<dyn Game>
+            Box::new(Match { settings: self.clone(), has_x, board, draws }) as Box<dyn Game>
         })
     }
 }

@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn random_walks_and_shortest_paths_have_their_known_figures() {
         // All maps of 4×4 whose tiles are ice with probability 0.8, given that the goal can be reached.
-        let (mut possible, mut random, mut length) = (0.0, 0.0, 0.0);
+        let (mut possible, mut random, mut random_of_ten, mut length) = (0.0, 0.0, 0.0, 0.0);
         for holes in 0..1u32 << 14 {
             let tile = |i: usize| match i {
                 0 => 'S',
@@ -204,8 +204,10 @@ mod tests {
             possible += p;
             length += p * moves as f64;
             random += p * chance(&map, 20, start, [0.25; 4]);
+            random_of_ten += p * chance(&map, 10, start, [0.25; 4]);
         }
         assert!((random / possible - 0.0547).abs() < 0.0001, "{}", random / possible);
+        assert!((random_of_ten / possible - 0.0154).abs() < 0.0001, "{}", random_of_ten / possible);
         assert!((length / possible - 6.0).abs() < 0.01, "{}", length / possible);
     }
 

@@ -1,14 +1,12 @@
 use std::future::ready;
 
-use rloom_core::{RandomKey, Task};
+use rloom_core::{EarlierReasoning, RandomKey, Task};
 use rloom_text::{TextError, Tokenizer};
 
 use super::{Draws, Game, Rules};
-use crate::dialogue::Dialogue;
+use crate::dialogue::{Dialogue, after_reasoning};
 use crate::environment::View;
-use crate::{
-    BoxFuture, EnvError, Environment, Interaction, Next, Observation, Response, Start, Turn, render_prompt,
-};
+use crate::{BoxFuture, EnvError, Environment, Interaction, Next, Response, Start, Turn, render_prompt};
 
 /// Observation after a turn that is not a legal move, in a plain prompt.
 const ILLEGAL: &str = "?";
@@ -26,6 +24,7 @@ pub(crate) struct Limits {
     pub(crate) max_turns: u32,
     pub(crate) illegal_reward: f64,
     pub(crate) illegal_ends: bool,
+    pub(crate) earlier_reasoning: EarlierReasoning,
 }
 
 /// An answer without a game.
@@ -49,7 +48,7 @@ impl<R: Rules> Playing<R> {
         let state = Some(game.state());
         let interaction = Play {
             task: task.index,
-            dialogue: Dialogue::new(&task.prompt, tokenizer),
+            dialogue: Dialogue::new(&task.prompt, tokenizer, self.limits.earlier_reasoning),
             game,
             suggestions: Draws::suggestions(random),
             turns_left: self.limits.max_turns,
@@ -104,7 +103,7 @@ impl Interaction for Play {
 impl Play {
     fn respond(&mut self, turn: &Turn) -> Result<Response, TextError> {
         let written = self.dialogue.read(turn)?;
-        let text = written.trim();
+        let text = after_reasoning(&written).trim();
         self.turns_left = self.turns_left.saturating_sub(1);
         // A truncated turn may be a prefix of another one.
         let played = if turn.stop.is_truncated() { None } else { self.game.play(text) };
@@ -116,8 +115,7 @@ impl Play {
         let Some(observation) = observation.filter(|_| self.turns_left > 0) else {
             return Ok(Response { next: Next::Done, reward: Some(reward) });
         };
-        let tokens = self.dialogue.observe(turn, &written, &observation)?;
-        let next = Next::Observation(Observation { tokens, state: Some(self.game.state()) });
+        let next = self.dialogue.observe(turn, &written, &observation, Some(self.game.state()))?;
         Ok(Response { next, reward: Some(reward) })
     }
 

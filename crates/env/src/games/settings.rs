@@ -9,7 +9,7 @@ macro_rules! game_settings {
         }
     ) => {
         $(#[doc = $about])+
-        #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct $settings {
             /// Maximum number of turns of a game, from 1 to 1000.
@@ -18,12 +18,25 @@ macro_rules! game_settings {
             pub illegal_reward: f64,
             /// End the game at such a turn; otherwise the policy is told and has another turn.
             pub illegal_ends: bool,
+            /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
+            #[serde(skip_serializing_if = "rloom_core::History::is_full")]
+            pub history: rloom_core::History,
+            /// What becomes of the reasoning of earlier turns that the chat template drops. Default: `"keep"`.
+            #[serde(skip_serializing_if = "rloom_core::EarlierReasoning::is_kept")]
+            pub earlier_reasoning: rloom_core::EarlierReasoning,
             $($(#[doc = $doc])+ pub $key: $type,)*
         }
 
         impl Default for $settings {
             fn default() -> Self {
-                Self { max_turns: $turns, illegal_reward: -0.1, illegal_ends: false, $($key: $default,)* }
+                Self {
+                    max_turns: $turns,
+                    illegal_reward: -0.1,
+                    illegal_ends: false,
+                    history: rloom_core::History::Full,
+                    earlier_reasoning: rloom_core::EarlierReasoning::Keep,
+                    $($key: $default,)*
+                }
             }
         }
 
@@ -31,6 +44,8 @@ macro_rules! game_settings {
             max_turns: u32,
             illegal_reward: f64,
             illegal_ends: bool,
+            history: rloom_core::History,
+            earlier_reasoning: rloom_core::EarlierReasoning,
             $($key: $type,)*
         });
 
@@ -46,6 +61,14 @@ macro_rules! game_settings {
                 self.max_turns as usize
             }
 
+            fn history(&self) -> Option<&rloom_core::History> {
+                Some(&self.history)
+            }
+
+            fn earlier_reasoning(&self) -> rloom_core::EarlierReasoning {
+                self.earlier_reasoning
+            }
+
             fn alphabet(&self) -> &'static str {
                 <Self as $crate::games::Rules>::ALPHABET
             }
@@ -59,8 +82,9 @@ macro_rules! game_settings {
                     max_turns: self.max_turns,
                     illegal_reward: self.illegal_reward,
                     illegal_ends: self.illegal_ends,
+                    earlier_reasoning: self.earlier_reasoning,
                 };
-                Ok(std::sync::Arc::new($crate::games::Playing { rules: *self, limits }))
+                Ok(std::sync::Arc::new($crate::games::Playing { rules: self.clone(), limits }))
             }
         }
     };

@@ -41,7 +41,7 @@ impl Rules for TicTacToeSettings {
             _ => return None,
         };
         let is_open = board.result().is_none() && board.mover() == mark;
-        is_open.then(|| Box::new(Match { settings: *self, mark, board, draws }) as Box<dyn Game>)
+        is_open.then(|| Box::new(Match { settings: self.clone(), mark, board, draws }) as Box<dyn Game>)
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::SettingError;
+use rloom_core::{EarlierReasoning, History, SettingError};
 use rloom_function::Host;
 use serde_json::Value;
 
@@ -31,6 +31,16 @@ pub(crate) trait Kind {
         true
     }
 
+    /// What the policy sees of earlier turns; `None` if there are none.
+    fn history(&self) -> Option<&History> {
+        None
+    }
+
+    /// The reasoning of earlier turns, if the chat template drops it.
+    fn earlier_reasoning(&self) -> EarlierReasoning {
+        EarlierReasoning::Keep
+    }
+
     /// All characters of the observations.
     fn alphabet(&self) -> &str;
 
@@ -57,7 +67,7 @@ pub(crate) trait Kind {
         Ok(Vec::new())
     }
 
-    /// Creates the environment.
+    /// Creates the environment with a full history.
     fn environment(
         &self,
         timeout: Duration,

@@ -10,7 +10,7 @@ mod table;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::SettingError;
+use rloom_core::{EarlierReasoning, History, SettingError, SettingProblem, SummarySettings};
 use rloom_function::{FunctionError, Host, PythonEnvironment};
 
 use rloom_tools::ToolError;
@@ -22,6 +22,7 @@ use crate::games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
     SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
+use crate::history::Remembering;
 use crate::single_turn::NoKeys;
 use crate::{Environment, GuessSettings, ToolsEnvironment};
 
@@ -70,12 +71,31 @@ pub enum EnvironmentUnusable {
 impl EnvironmentSettings {
     /// Checks the settings.
     pub fn validate(&self) -> Result<(), SettingError> {
-        self.kind().validate()
+        self.kind().validate()?;
+        let Some(history) = self.kind().history() else { return Ok(()) };
+        history.validate()?;
+        if !history.is_full() && self.kind().earlier_reasoning() == EarlierReasoning::NewSegment {
+            return Err(SettingProblem::Conflict { other: "history" }.at("earlier_reasoning"));
+        }
+        Ok(())
     }
 
-    /// Maximum number of turns in an episode.
+    /// Maximum number of turns in an episode, summaries included.
     pub fn max_turns(&self) -> usize {
-        self.kind().max_turns()
+        let turns = self.kind().max_turns();
+        if self.summary().is_some() { 2 * turns } else { turns }
+    }
+
+    /// Number of tokens of a segment above which the policy is asked for a summary; `None` if it is not.
+    pub fn summary_limit(&self) -> Option<usize> {
+        self.summary().map(|summary| summary.limit as usize)
+    }
+
+    fn summary(&self) -> Option<&SummarySettings> {
+        match self.kind().history() {
+            Some(History::Summary(summary)) => Some(summary),
+            _ => None,
+        }
     }
 
     /// True if the environment gives step rewards.
@@ -94,8 +114,9 @@ impl EnvironmentSettings {
     }
 
     /// All characters of the observations, for the alphabet of a character tokenizer.
-    pub fn alphabet(&self) -> &str {
-        self.kind().alphabet()
+    pub fn alphabet(&self) -> String {
+        let request = self.summary().map_or("", |summary| &summary.request);
+        self.kind().alphabet().to_owned() + request
     }
 
     /// Makes the path of a Python file absolute, so that it does not depend on the working directory.
@@ -132,6 +153,10 @@ impl EnvironmentSettings {
         timeout: Duration,
         host: Option<Arc<dyn Host>>,
     ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
-        self.kind().environment(timeout, host)
+        let environment = self.kind().environment(timeout, host)?;
+        Ok(match self.kind().history() {
+            Some(history) => Remembering::wrap(environment, history),
+            None => environment,
+        })
     }
 }

@@ -78,6 +78,11 @@ impl ToolDialogue {
         Ok(format!("{}[truncated {missing} bytes]", &text[..kept]))
     }
 
+    /// Format of the calls.
+    pub(super) fn format(&self) -> CallFormat {
+        self.format
+    }
+
     /// Identifier of an attempt.
     pub(super) fn call_id(&self, call: &rloom_text::calls::CallAttempt, number: usize) -> String {
         self.format.call_id(call, number)

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use rloom_core::ChatMessage;
 use rloom_text::calls::{CallAttempt, CallStatus, Parsed, check};
 use rloom_tools::{PendingCall, Toolbox, Toolset};
 use serde_json::{Map, Value};
@@ -7,8 +8,9 @@ use serde_json::{Map, Value};
 use super::counters::Counters;
 use super::dialogue::{CallResult, ToolDialogue};
 use super::failed;
+use super::recorded::{RecordedProblem, result_text};
 use super::settings::{OnMalformed, ToolsEnvironment};
-use crate::{BoxFuture, EnvError, Interaction, Next, Observation, Response, Turn};
+use crate::{BoxFuture, EnvError, Interaction, Next, Observation, RecordedResponse, Response, Turn};
 
 /// One episode.
 #[derive(Debug)]
@@ -104,26 +106,75 @@ impl ToolEpisode {
 
     /// Starts the calls of a turn, all at the same time.
     fn begin(&mut self, calls: &[CallAttempt]) -> Vec<Fate> {
-        let ToolsEnvironment { max_calls, max_calls_per_turn, .. } = *self.settings;
         let mut of_turn = 0;
-        let mut fate = |call: &CallAttempt| {
-            if call.status != CallStatus::Ok {
-                return Fate::Refused(explained(call));
-            }
-            for (count, limit, what) in
-                [(of_turn, max_calls_per_turn, "turn"), (self.calls, max_calls, "episode")]
-            {
-                if count >= limit {
-                    self.counters.refused();
-                    return Fate::Refused(format!("error: at most {limit} calls are allowed in one {what}"));
-                }
-            }
-            of_turn += 1;
-            self.calls += 1;
-            let name = call.name.as_deref().unwrap_or_default();
-            Fate::Runs(self.tools.call(name, arguments(call)))
+        let fate = |call: &CallAttempt| match self.admit(call, &mut of_turn) {
+            Ok(()) => Fate::Runs(self.tools.call(call.name.as_deref().unwrap_or_default(), arguments(call))),
+            Err(refusal) => Fate::Refused(refusal),
         };
-        calls.iter().map(&mut fate).collect()
+        calls.iter().map(fate).collect()
+    }
+
+    /// Counts a call if it may run, as one `of_turn` and of the episode. An error is what the policy sees in place of a result.
+    fn admit(&mut self, call: &CallAttempt, of_turn: &mut u32) -> Result<(), String> {
+        let ToolsEnvironment { max_calls, max_calls_per_turn, .. } = *self.settings;
+        if call.status != CallStatus::Ok {
+            return Err(explained(call));
+        }
+        for (count, limit, what) in
+            [(*of_turn, max_calls_per_turn, "turn"), (self.calls, max_calls, "episode")]
+        {
+            if count >= limit {
+                self.counters.refused();
+                return Err(format!("error: at most {limit} calls are allowed in one {what}"));
+            }
+        }
+        *of_turn += 1;
+        self.calls += 1;
+        Ok(())
+    }
+
+    /// Responds to a turn of a demonstration with the results that it records.
+    fn respond_with(&mut self, turn: &Turn, recorded: &[ChatMessage]) -> Result<Response, EnvError> {
+        let calls = self.read(turn)?.calls;
+        let results = self.recorded_results(&calls, recorded)?;
+        let reward = self.settings.step_reward(false);
+        if self.ends(turn, &calls) {
+            return Ok(Response { next: Next::Done, reward });
+        }
+        let (tokens, reasons) =
+            self.dialogue.observe(turn, &results).map_err(|source| self.text_error(source))?;
+        self.reasons = reasons;
+        Ok(Response { next: Next::Observation(Observation::from(tokens)), reward })
+    }
+
+    /// Recorded results of the calls of a turn. Each call must be one that would run.
+    fn recorded_results(
+        &mut self,
+        calls: &[CallAttempt],
+        recorded: &[ChatMessage],
+    ) -> Result<Vec<CallResult>, EnvError> {
+        let (task, turn, mut of_turn) = (self.task, self.turns, 0);
+        if calls.len() != recorded.len() {
+            let format = self.dialogue.format();
+            let (calls, results) = (calls.len(), recorded.len());
+            return Err(failed(task, RecordedProblem::Count { turn, format, calls, results }));
+        }
+        let mut results = Vec::new();
+        for (number, (call, recorded)) in calls.iter().zip(recorded).enumerate() {
+            let refused = |reason| failed(task, RecordedProblem::Refused { turn, call: number + 1, reason });
+            self.admit(call, &mut of_turn).map_err(refused)?;
+            let text = self.limited(&result_text(recorded))?;
+            let name = call.name.clone().unwrap_or_default();
+            results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });
+        }
+        Ok(results)
+    }
+
+    /// A result within the limits of its length.
+    fn limited(&self, result: &str) -> Result<String, EnvError> {
+        let ToolsEnvironment { max_result_bytes, max_result_tokens, .. } = *self.settings;
+        let limited = self.dialogue.limited(result, max_result_bytes, max_result_tokens);
+        limited.map_err(|source| self.text_error(source))
     }
 
     /// The results in the order of the calls.
@@ -136,13 +187,7 @@ impl ToolEpisode {
                 Fate::Runs(running) => {
                     let output = running.await.map_err(|error| failed(self.task, error))?;
                     self.counters.ran(&name, output.is_error);
-                    self.dialogue
-                        .limited(
-                            &output.text,
-                            self.settings.max_result_bytes,
-                            self.settings.max_result_tokens,
-                        )
-                        .map_err(|source| self.text_error(source))?
+                    self.limited(&output.text)?
                 }
             };
             results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });
@@ -180,9 +225,18 @@ impl Interaction for ToolEpisode {
     fn recall<'a>(
         &'a mut self,
         turn: &'a Turn,
-        observation: &'a [u32],
+        recorded: &'a RecordedResponse,
     ) -> BoxFuture<'a, Result<(), EnvError>> {
+        let observation = recorded.observation.as_deref().unwrap_or_default();
         Box::pin(std::future::ready(self.recall_turn(turn, observation)))
+    }
+
+    fn step_with_results<'a>(
+        &'a mut self,
+        turn: &'a Turn,
+        results: &'a [ChatMessage],
+    ) -> BoxFuture<'a, Result<Option<Response>, EnvError>> {
+        Box::pin(std::future::ready(self.respond_with(turn, results).map(Some)))
     }
 
     fn masks_turn(&self) -> bool {

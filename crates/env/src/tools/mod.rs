@@ -6,6 +6,7 @@
 mod counters;
 mod dialogue;
 mod episode;
+mod recorded;
 mod settings;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{SettingError, SettingProblem, ValueRange};
+use rloom_core::{History, SettingError, SettingProblem, ValueRange};
 use rloom_function::Host;
 use rloom_text::calls::CallFormat;
 use rloom_tools::ToolSettings;
@@ -76,6 +76,9 @@ pub struct ToolsEnvironment {
     /// The calls of an episode that a resumed run continues.
     #[serde(default)]
     pub on_resume: OnResume,
+    /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
+    #[serde(default, skip_serializing_if = "History::is_full")]
+    pub history: History,
     /// All characters of the results that tasks do not have, for models with a character tokenizer.
     #[serde(default)]
     pub alphabet: String,
@@ -93,6 +96,7 @@ keys!(ToolsEnvironment {
     max_result_bytes: u64,
     max_result_tokens: u64,
     on_resume: OnResume,
+    history: History,
     alphabet: String,
 });
 
@@ -135,6 +139,7 @@ impl ToolsEnvironment {
             max_result_bytes: max_result_bytes(),
             max_result_tokens: max_result_tokens(),
             on_resume: OnResume::default(),
+            history: History::Full,
             alphabet: String::new(),
         }
     }
@@ -190,6 +195,10 @@ impl Kind for ToolsEnvironment {
 
     fn is_game(&self) -> bool {
         false
+    }
+
+    fn history(&self) -> Option<&History> {
+        Some(&self.history)
     }
 
     fn alphabet(&self) -> &str {

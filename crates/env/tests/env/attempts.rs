@@ -4,10 +4,10 @@ use miette::Diagnostic;
 use rloom_core::{Author, PolicyId, PolicyVersion, StepReward, StopReason, VersionSpan};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, SingleTurn, Turn};
 
-use crate::support::{game, key, now, random, task, tokenizer, tokens, turn};
+use crate::support::{game, key, now, one, random, task, tokenizer, tokens, turn};
 
 fn guess() -> Guess {
-    Guess::new(GuessSettings::default())
+    Guess::new(&GuessSettings::default())
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn trajectories_record_authors_versions_and_step_rewards() {
     let observed = attempt.tokens().len();
     let seven = tokenizer.encode("7", false).unwrap();
     assert_eq!(now(attempt.turn(turn(&seven, StopReason::StopString))).unwrap(), Progress::Done);
-    let trajectory = attempt.finish().unwrap();
+    let trajectory = one(attempt.finish().unwrap());
     assert_eq!(trajectory.key, key());
     let authors: Vec<_> =
         trajectory.spans.iter().map(|s| (s.author, s.range.clone(), s.temperature, s.step.clone())).collect();
@@ -67,7 +67,7 @@ fn an_observation_without_room_for_a_turn_truncates() {
         let progress = now(attempt.turn(turn(&tokens("3"), StopReason::StopToken))).unwrap();
         assert_eq!(progress == Progress::Done, over);
         if over {
-            let trajectory = attempt.finish().unwrap();
+            let trajectory = one(attempt.finish().unwrap());
             assert_eq!(trajectory.stop, StopReason::Length);
             assert_eq!(trajectory.tokens.len(), 5);
             assert_eq!(trajectory.steps().count(), 1);
@@ -114,7 +114,7 @@ fn attempts_can_be_aborted() {
     let mut attempt = now(Attempt::start(&SingleTurn, &task("2+2="), &tokenizer(), 20, random())).unwrap();
     let nothing = Turn { versions: Vec::new(), ..turn(&[], StopReason::Aborted) };
     assert_eq!(now(attempt.turn(nothing)).unwrap(), Progress::Done);
-    let trajectory = attempt.finish().unwrap();
+    let trajectory = one(attempt.finish().unwrap());
     assert_eq!((trajectory.policy_tokens(), trajectory.stop), (0, StopReason::Aborted));
     assert_eq!(trajectory.steps().count(), 0);
     // In the middle of an episode.
@@ -122,5 +122,5 @@ fn attempts_can_be_aborted() {
     let tokenizer = tokenizer();
     let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer, 100, random())).unwrap();
     now(attempt.turn(turn(&tokens("3"), StopReason::StopToken))).unwrap();
-    assert_eq!(attempt.finish().unwrap().stop, StopReason::Aborted);
+    assert_eq!(one(attempt.finish().unwrap()).stop, StopReason::Aborted);
 }

@@ -117,7 +117,8 @@ fn violations_are_detected() {
         (Fault::FewSteps, "1 of 5 turns have a step reward"),
         (Fault::FewStates, "1 of 5 turns have a state key"),
     ] {
-        let environment = Faulty { game: Guess::new(GuessSettings::default()), fault, count: Arc::default() };
+        let environment =
+            Faulty { game: Guess::new(&GuessSettings::default()), fault, count: Arc::default() };
         let found = conformance::check(&environment, &game(7), &tokenizer(), &["3", "4"]);
         let error = found.expect_err("undetected fault").to_string();
         assert!(error.contains(expected), "{fault:?}: {error}");

@@ -4,7 +4,7 @@ use rloom_core::{Author, Demonstration, StopReason, Task, Trajectory};
 use rloom_env::{EnvError, Environment, Guess, GuessSettings, SingleTurn, demonstrate};
 use rloom_text::{CharacterSettings, Tokenizer};
 
-use crate::support::{ALPHABET, TEMPLATE, chat_task, game, key, now, task, tokenizer};
+use crate::support::{ALPHABET, TEMPLATE, chat_task, game, key, now, one, task, tokenizer};
 
 fn demonstrated(
     environment: &dyn Environment,
@@ -12,7 +12,7 @@ fn demonstrated(
     tokenizer: &Tokenizer,
     context: usize,
 ) -> Result<Trajectory, EnvError> {
-    now(demonstrate(environment, task, tokenizer, context, key()))
+    now(demonstrate(environment, task, tokenizer, context, key())).map(one)
 }
 
 /// The texts of the spans by one author, special tokens included.
@@ -39,7 +39,7 @@ fn demonstrations_continue_the_prompt_of_a_rollout() {
 fn games_follow_the_rules_of_the_environment() {
     let turns =
         |turns: &[&str]| Some(Demonstration::Turns(turns.iter().map(|&turn| turn.to_owned()).collect()));
-    let guess = Guess::new(GuessSettings { max_turns: 3 });
+    let guess = Guess::new(&GuessSettings { max_turns: 3, ..GuessSettings::default() });
     let task = Task { demonstration: turns(&["4", "8", "7"]), ..game(7) };
     let trajectory = demonstrated(&guess, &task, &tokenizer(), 100).unwrap();
     assert_eq!(tokenizer().decode(&trajectory.tokens, true).unwrap(), "0-9:4>8<7");

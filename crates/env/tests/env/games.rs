@@ -9,7 +9,7 @@ use rloom_env::{Attempt, Environment, EnvironmentSettings, conformance, demonstr
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::json;
 
-use crate::support::{TEMPLATE, now, turn};
+use crate::support::{TEMPLATE, now, one, turn};
 
 /// The games with legal and illegal turns.
 const GAMES: [(&str, &[&str]); 9] = [
@@ -73,7 +73,7 @@ fn played(settings: &EnvironmentSettings, task: &Task, sample: u32, turns: &[&st
         now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
         taken += 1;
     }
-    attempt.finish().unwrap()
+    one(attempt.finish().unwrap())
 }
 
 fn text(trajectory: &Trajectory) -> String {
@@ -114,8 +114,8 @@ fn demonstrations_are_legal_games_in_the_characters_of_the_game() {
         let mut different = std::collections::BTreeSet::new();
         for position in 0..50 {
             let task = dataset.get(position).unwrap();
-            let played =
-                now(demonstrate(environment.as_ref(), &task, &tokenizer, 5000, key(position, 0))).unwrap();
+            let played = now(demonstrate(environment.as_ref(), &task, &tokenizer, 5000, key(position, 0)));
+            let played = one(played.unwrap());
             assert!(rewards(&played).iter().all(|reward| *reward != -0.1), "{game}: {played:?}");
             assert!(played.steps().count() <= settings.max_turns());
             assert!(played.steps().all(|step| step.state.is_some()));

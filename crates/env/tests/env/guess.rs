@@ -4,10 +4,10 @@ use miette::Diagnostic;
 use rloom_core::{Author, StopReason, Task, Trajectory};
 use rloom_env::{Attempt, EnvError, Guess, GuessSettings, Progress, conformance};
 
-use crate::support::{chat_task, game, now, random, task, tokenizer, tokens, turn};
+use crate::support::{chat_task, game, now, one, random, task, tokenizer, tokens, turn};
 
 fn guess(max_turns: u32) -> Guess {
-    Guess::new(GuessSettings { max_turns })
+    Guess::new(&GuessSettings { max_turns, ..GuessSettings::default() })
 }
 
 /// A game with these guesses, each with an end-of-text token.
@@ -19,7 +19,7 @@ fn played(task: &Task, max_turns: u32, guesses: &[&str]) -> Trajectory {
         now(attempt.turn(turn(&tokens(&format!("{guess}<|eos|>")), StopReason::StopToken))).unwrap();
     }
     assert!(attempt.is_over(), "not over");
-    attempt.finish().unwrap()
+    one(attempt.finish().unwrap())
 }
 
 /// Reward and state key of each step.
@@ -94,7 +94,7 @@ fn several_numbers_and_truncated_numbers_are_not_guesses() {
     let environment = guess(5);
     let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random())).unwrap();
     assert_eq!(now(attempt.turn(turn(&tokens("7"), StopReason::Length))).unwrap(), Progress::Done);
-    let trajectory = attempt.finish().unwrap();
+    let trajectory = one(attempt.finish().unwrap());
     assert_eq!((steps(&trajectory), trajectory.stop), (vec![(-0.1, "0-9")], StopReason::Length));
 }
 
@@ -103,7 +103,7 @@ fn a_stop_string_ends_a_turn_too() {
     let environment = guess(5);
     let mut attempt = now(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random())).unwrap();
     now(attempt.turn(turn(&tokens("7\n"), StopReason::StopString))).unwrap();
-    assert_eq!(steps(&attempt.finish().unwrap()), [(1.0, "0-9")]);
+    assert_eq!(steps(&one(attempt.finish().unwrap())), [(1.0, "0-9")]);
 }
 
 /// Binary search finds any of 2ⁿ − 1 numbers in n turns.
@@ -120,7 +120,7 @@ fn binary_search_always_hits() {
             now(attempt.turn(turn(&written, StopReason::StopToken))).unwrap();
             if secret > middle { low = middle + 1 } else { high = middle - 1 }
         }
-        let trajectory = attempt.finish().unwrap();
+        let trajectory = one(attempt.finish().unwrap());
         assert_eq!(trajectory.steps().last().unwrap().reward, 1.0, "secret {secret}");
     }
 }

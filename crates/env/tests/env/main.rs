@@ -4,10 +4,14 @@
 
 mod attempts;
 mod conforming;
+mod conversations;
 mod demonstrations;
 mod games;
 mod guess;
+mod history;
 mod python;
+mod reasoning;
+mod segments;
 mod settings;
 mod support;
 mod tools;

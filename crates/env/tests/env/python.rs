@@ -10,7 +10,7 @@ use std::time::Duration;
 use rloom_core::{StopReason, Trajectory};
 use rloom_env::{Attempt, EnvError, PythonEnvironment, PythonPlays, conformance};
 
-use crate::support::{chat_task, game, random, tokenizer, tokens, turn};
+use crate::support::{chat_task, game, one, random, tokenizer, tokens, turn};
 
 const TIMEOUT: Duration = Duration::from_mins(2);
 
@@ -52,7 +52,7 @@ fn played(environment: &PythonPlays, replies: &[&str]) -> Result<Trajectory, Env
     for reply in replies {
         wait(attempt.turn(turn(&tokens(&format!("{reply}<|eos|>")), StopReason::StopToken)))?;
     }
-    attempt.finish()
+    attempt.finish().map(one)
 }
 
 /// A game of at most three turns, as a class and as a generator function.

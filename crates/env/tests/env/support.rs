@@ -2,7 +2,7 @@
 
 use rloom_core::{
     ChatMessage, PolicyId, PolicyVersion, PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task,
-    Ticket, VersionSpan,
+    Ticket, Trajectory, VersionSpan,
 };
 use rloom_env::Turn;
 use rloom_text::{CharacterSettings, Tokenizer};
@@ -65,6 +65,12 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
         std::task::Poll::Ready(value) => value,
         std::task::Poll::Pending => panic!("the future is pending"),
     }
+}
+
+/// The only segment of an episode.
+pub(crate) fn one(mut segments: Vec<Trajectory>) -> Trajectory {
+    assert_eq!(segments.len(), 1);
+    segments.remove(0)
 }
 
 /// The tokens of a text.

@@ -13,7 +13,7 @@ use rloom_text::calls::{CallFormat, ToolDeclaration};
 use rloom_tools::{Output, Source, ToolError, ToolSettings, Toolbox};
 use serde_json::{Map, Value, json};
 
-use crate::support::{random, task, turn};
+use crate::support::{one, random, task, turn};
 
 /// A tokenizer of bytes with the template of a family; the turn ends with `<|stop|>`.
 fn tokenizer() -> Tokenizer {
@@ -154,7 +154,7 @@ fn results_are_in_the_order_of_the_calls_whatever_finishes_first() {
     assert_eq!((progress, text), (Progress::Continue, observed(&["slow result", "fast 1"])));
     // An answer without calls ends the episode.
     assert_eq!(played.play("The answer.").unwrap(), (Progress::Done, String::new()));
-    let trajectory = played.attempt.finish().unwrap();
+    let trajectory = one(played.attempt.finish().unwrap());
     let authors: Vec<Author> = trajectory.spans.iter().map(|span| span.author).collect();
     assert_eq!(authors, [Author::Prompt, Author::Policy, Author::Environment, Author::Policy]);
     assert_eq!(trajectory.steps().count(), 0);
@@ -313,7 +313,7 @@ fn a_malformed_call_is_punished_masked_or_the_end() {
             played.play(&call("fast", "1")).unwrap();
             played.play("done").unwrap();
         }
-        let trajectory = played.attempt.finish().unwrap();
+        let trajectory = one(played.attempt.finish().unwrap());
         let rewards: Vec<f64> = trajectory.steps().map(|step| step.reward).collect();
         (progress, rewards, trajectory.policy_ranges().count())
     };
@@ -327,7 +327,7 @@ fn a_malformed_call_is_punished_masked_or_the_end() {
     let settings = ToolsEnvironment { on_malformed: OnMalformed::Mask, max_turns: 1, ..settings() };
     let mut played = Played::start(&environment(&source, &settings), &question());
     played.play("<tool_call>x</tool_call>").unwrap();
-    assert_eq!(played.attempt.finish().unwrap().policy_ranges().count(), 1);
+    assert_eq!(one(played.attempt.finish().unwrap()).policy_ranges().count(), 1);
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn resumed(on_resume: OnResume) -> (usize, bool) {
         assert_eq!(played.play(&last).unwrap().1, observed(&["fast 3", over]));
         played.play("done").unwrap();
     }
-    let is_same = whole.attempt.finish().unwrap() == again.attempt.finish().unwrap();
+    let is_same = one(whole.attempt.finish().unwrap()) == one(again.attempt.finish().unwrap());
     (source.calls.load(Ordering::SeqCst), is_same)
 }
 

@@ -5,7 +5,7 @@ use rloom_env::{SingleTurn, demonstrate, demonstration_length, find_unrendered};
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::support::{ALPHABET, chat_task, key, now, tokenizer};
+use crate::support::{ALPHABET, chat_task, key, now, one, tokenizer};
 
 /// Ignores roles that it does not know, and all fields but `role` and `content`.
 const STRICT: &str = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}[{{ m.role }}]{{ m.content }}\
@@ -86,7 +86,7 @@ fn demonstrations_with_fields_are_rendered_by_the_template() {
     let demonstration = Some(Demonstration::Message(Box::new(message(answer))));
     let task = Task { demonstration, ..conversation(&[json!({"role": "user", "content": "a"})]) };
     let tokenizer = with_template(WIDE);
-    let trajectory = now(demonstrate(&SingleTurn, &task, &tokenizer, 100, key())).unwrap();
+    let trajectory = one(now(demonstrate(&SingleTurn, &task, &tokenizer, 100, key())).unwrap());
     assert_eq!(tokenizer.decode(&trajectory.tokens, false).unwrap(), "[user]a[assistant]<hm>b=add<|eos|>");
     let prompt = trajectory.spans[0].range.end;
     assert_eq!(demonstration_length(&tokenizer, &task).unwrap(), trajectory.tokens.len() - prompt);
@@ -95,7 +95,7 @@ fn demonstrations_with_fields_are_rendered_by_the_template() {
 #[test]
 fn a_measured_demonstration_has_the_length_of_the_played_one() {
     for task in [chat_task(), crate::support::task("2+2=")] {
-        let trajectory = now(demonstrate(&SingleTurn, &task, &tokenizer(), 100, key())).unwrap();
+        let trajectory = one(now(demonstrate(&SingleTurn, &task, &tokenizer(), 100, key())).unwrap());
         let length = trajectory.tokens.len() - trajectory.spans[0].range.end;
         assert_eq!(demonstration_length(&tokenizer(), &task).unwrap(), length);
     }

@@ -18,7 +18,8 @@ const LENGTHS: [usize; 4] = [3, 1, 2, 1];
 /// Tokens of the sequences.
 const TOKENS: usize = 7;
 /// Counts of a step with more than the checked sequences.
-const COUNTS: GlobalCounts = GlobalCounts { tokens: 19, sequences: 9, completion_limit: 5 };
+const COUNTS: GlobalCounts =
+    GlobalCounts { tokens: 19, sequences: 9, further_segments: 0, completion_limit: 5 };
 
 /// A micro-batch with its scores.
 #[derive(Clone)]

@@ -53,14 +53,17 @@ impl LossFunction<'_> {
         let old = self.old(inputs, held);
         // Sequences without policy tokens have no entries in the arrays.
         let rows = || inputs.rows.iter().enumerate().filter(|(_, row)| !row.is_empty());
-        let divisor = |length: usize| loss.aggregation.divisor(length, counts);
+        let divisor = |index: usize, own: usize| {
+            let length = inputs.episode_tokens.get(index).copied().unwrap_or(own);
+            loss.aggregation.divisor(length, counts)
+        };
         Ok(function.loss(&LossCall {
             step: version.0,
             lengths: rows().map(|(_, row)| row.len()).collect(),
-            divisors: rows().map(|(_, row)| divisor(row.len())).collect::<Result<_, _>>()?,
+            divisors: rows().map(|(i, row)| divisor(i, row.len())).collect::<Result<_, _>>()?,
             masked: rows().map(|(i, _)| inputs.masked.get(i).copied().unwrap_or(false)).collect(),
             tokens: counts.tokens,
-            sequences: counts.sequences,
+            sequences: counts.episodes(),
             completion_limit: counts.completion_limit,
             logprob: &scores.logprob,
             held,

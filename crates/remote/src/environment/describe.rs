@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use miette::Diagnostic;
-use rloom_cluster::{ClusterError, Node, ProcessSpec, Reach};
+use rloom_cluster::{ClusterError, Node, ProcessSpec};
 use serde::{Deserialize, Serialize};
 
 use super::EnvironmentKind;
@@ -116,7 +116,7 @@ pub fn describe(node: &Node, python: &Path, engine: EnvironmentKind) -> Result<D
 /// Starts a process that listens on a free port of the node, and connects to it.
 pub fn reach(node: &Node, python: &Path) -> Result<(), DescribeError> {
     let deadline = Instant::now() + ANSWER;
-    let port = node.free_port(Reach::Loopback, deadline)?;
+    let port = node.free_port(deadline)?;
     let arguments = vec!["-c".to_owned(), LISTENER.to_owned(), port.to_string()];
     let process = node.start(&spec(python, arguments), deadline)?;
     loop {

@@ -37,6 +37,13 @@ pub struct Gang {
     accumulated: Vec<SampleKey>,
 }
 
+/// The rendezvous of the ranks.
+#[derive(Debug, Deserialize)]
+struct Listening {
+    /// Port of rank 0.
+    port: u16,
+}
+
 /// A rank's answer after it has opened the model.
 #[derive(Debug, Clone, Default, Deserialize)]
 struct Opened {
@@ -107,14 +114,20 @@ impl Gang {
     }
 
     fn open(&mut self) -> Result<(), GangError> {
-        let message = json!({ "job": "open", "settings": self.settings.message() });
+        let Listening { port } = self.first(json!({ "job": "listen" }))?;
+        let settings = self.settings.message();
+        self.opened = self.first(json!({ "job": "open", "port": port, "settings": settings }))?;
+        Ok(())
+    }
+
+    /// Rank 0's answer to a job of the start.
+    fn first<T: DeserializeOwned>(&mut self, message: Value) -> Result<T, GangError> {
         let deadline = self.settings.start_deadline;
         let tensors = vec![Vec::new(); self.settings.ranks];
         let job = Job { message, tensors, deadline, progress: &mut |_| {}, is_cancelled: &mut || false };
-        let opened = self.line.lock().run(job);
-        let frames = opened.map_err(|failure| self.ended(failure.error))?;
-        self.opened = content(&frames, 0)?;
-        Ok(())
+        let answered = self.line.lock().run(job);
+        let frames = answered.map_err(|failure| self.ended(failure.error))?;
+        content(&frames, 0)
     }
 
     /// The weights are about to change.

@@ -18,9 +18,9 @@ pub enum GangError {
         /// Error of the launcher.
         source: Arc<std::io::Error>,
     },
-    /// No port for the ranks' rendezvous.
-    #[error("could not reserve a port for the ranks' rendezvous: {source}")]
-    Port {
+    /// The machine of rank 0 does not tell its address.
+    #[error("the address of rank 0 is unknown: {source}")]
+    Address {
         /// Error of the operating system.
         source: Arc<std::io::Error>,
     },
@@ -95,7 +95,7 @@ impl GangError {
         match self {
             Self::Died { end, .. } => end.was_killed,
             Self::Wire(WireError::Lease { .. } | WireError::Closed { .. } | WireError::Cut { .. }) => true,
-            Self::Start { source, .. } | Self::Port { source } => is_loss_of_node(source),
+            Self::Start { source, .. } | Self::Address { source } => is_loss_of_node(source),
             _ => false,
         }
     }
@@ -128,7 +128,7 @@ mod tests {
         let start = |source: io::Error| GangError::Start { rank: 1, source: Arc::new(source) };
         let lost = || ClusterError::NodeLost { source: WireError::ClosedHere { peer: "node 1".to_owned() } };
         assert!(start(io::Error::other(lost())).may_succeed_again());
-        assert!(GangError::Port { source: Arc::new(io::Error::other(lost())) }.may_succeed_again());
+        assert!(GangError::Address { source: Arc::new(io::Error::other(lost())) }.may_succeed_again());
         let timeout = std::time::Duration::from_secs(1);
         let missing = ClusterError::NotReplaced { machine: 1, timeout };
         for error in [io::Error::other(missing), io::ErrorKind::NotFound.into()] {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Where ranks and trainer are on one machine.
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -39,10 +39,9 @@ pub trait RankLauncher: Send {
         Ok(LOOPBACK)
     }
 
-    /// Address at which the ranks connect to each other: a port of the machine of rank 0 that is free now, since PyTorch
-    /// cannot choose one by itself.
-    fn rendezvous(&self) -> io::Result<SocketAddr> {
-        TcpListener::bind((LOOPBACK, 0))?.local_addr()
+    /// Address at which the other ranks reach rank 0.
+    fn first_rank_ip(&self) -> io::Result<IpAddr> {
+        Ok(LOOPBACK)
     }
 
     /// Starts one rank.

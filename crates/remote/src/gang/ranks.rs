@@ -37,7 +37,8 @@ impl Ranks {
         let address = SocketAddr::new(launcher.listening_ip(), 0).to_string();
         let listener = Listener::bind(&address, token.clone(), identity, Options::default())?;
         listener.set_epoch(epoch);
-        let master = launcher.rendezvous().map_err(|source| GangError::Port { source: Arc::new(source) })?;
+        let first =
+            launcher.first_rank_ip().map_err(|source| GangError::Address { source: Arc::new(source) })?;
         let mut started = Self { epoch, connections: Vec::new(), processes: Vec::new() };
         for rank in 0..ranks {
             let not_started = |source| GangError::Start { rank, source: Arc::new(source) };
@@ -50,8 +51,7 @@ impl Ranks {
                 arguments: arguments.map(str::to_owned).to_vec(),
                 environment: vec![
                     (TOKEN_VARIABLE.to_owned(), token.reveal().to_owned()),
-                    ("MASTER_ADDR".to_owned(), master.ip().to_string()),
-                    ("MASTER_PORT".to_owned(), master.port().to_string()),
+                    ("MASTER_ADDR".to_owned(), first.to_string()),
                 ],
             };
             started.processes.push(launcher.start(&command).map_err(not_started)?);

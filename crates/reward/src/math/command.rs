@@ -1,6 +1,6 @@
 //! LaTeX commands.
 
-use super::lexer::Lexer;
+use super::lexer::{Environment, Lexer};
 use super::token::{Function, Relation, Token};
 
 const GREEK: [(char, &str); 23] = [
@@ -75,7 +75,10 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         "begin" => return begin(lexer),
         "end" => {
             lexer.raw_group()?;
-            Token::MatrixEnd
+            match lexer.environments.pop() {
+                Some(Environment::Lines) => return Some(()),
+                _ => Token::MatrixEnd,
+            }
         }
         // Layout
         "left" | "right" | "big" | "bigl" | "bigr" | "Big" | "Bigl" | "Bigr" | "bigg" | "Bigg" => {
@@ -148,6 +151,7 @@ fn sign(lexer: &mut Lexer<'_>) -> Option<()> {
         '%' => lexer.push(Token::Percent),
         '$' => lexer.push(Token::Currency("usd")),
         '|' => lexer.push(Token::Bar),
+        '\\' if lexer.is_in_lines() => new_line(lexer),
         '\\' => lexer.push(Token::Row),
         '&' => lexer.push(Token::Column),
         _ => None,
@@ -180,8 +184,38 @@ fn begin(lexer: &mut Lexer<'_>) -> Option<()> {
         "array" => {
             lexer.raw_group()?;
         }
-        "matrix" | "pmatrix" | "bmatrix" | "vmatrix" | "Bmatrix" | "smallmatrix" => {}
+        // Not `vmatrix`, which is a determinant.
+        "matrix" | "pmatrix" | "bmatrix" | "Bmatrix" | "smallmatrix" => {}
+        "aligned" | "align" | "align*" | "gathered" | "split" | "equation" | "equation*" => {
+            lexer.environments.push(Environment::Lines);
+            return Some(());
+        }
+        "cases" if is_system(lexer) => {
+            lexer.environments.push(Environment::Lines);
+            return Some(());
+        }
         _ => return None,
     }
+    lexer.environments.push(Environment::Matrix);
     lexer.push(Token::Matrix)
+}
+
+/// True if all lines up to the end of the cases are equations, and not the parts of a function with their conditions.
+fn is_system(lexer: &Lexer<'_>) -> bool {
+    let rest: String = lexer.chars[lexer.at..].iter().collect();
+    let Some((inside, _)) = rest.split_once("\\end{cases}") else { return false };
+    let mut lines = inside.split("\\\\").filter(|line| !line.trim().is_empty());
+    lines.all(|line| line.contains('=') && !line.contains([',', '&', '<', '>']) && !line.contains("text"))
+}
+
+/// The end of a line separates formulas, unless the next one goes on with a relation.
+fn new_line(lexer: &mut Lexer<'_>) -> Option<()> {
+    let mut ahead = 0;
+    while lexer.peek(ahead).is_some_and(|c| c.is_whitespace() || c == '&') {
+        ahead += 1;
+    }
+    lexer.skip(ahead);
+    let relations = ["=", "<", ">", "≤", "≥", "≈", "\\le", "\\ge", "\\approx", "\\end"];
+    let goes_on = relations.iter().any(|sign| lexer.follows(sign)) && !lexer.follows("\\left");
+    if goes_on { Some(()) } else { lexer.push(Token::Comma) }
 }

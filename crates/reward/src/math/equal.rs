@@ -1,5 +1,7 @@
 //! Equality of answers.
 
+use std::cmp::Ordering;
+
 use rloom_core::{Purpose, RandomKey, RandomStream};
 
 use super::answer::{Form, Quantity};
@@ -74,6 +76,9 @@ impl Comparison<'_> {
             (Form::Sequence('(', ')', plain), Form::Assignment(_)) => {
                 self.same_values(candidate, plain, true)
             }
+            // Brackets around a list; two items can be an interval.
+            (Form::List(r), Form::Sequence('[', ']', c)) if c.len() > 2 => self.same_list(r, c),
+            (Form::Sequence('[', ']', r), Form::List(c)) if r.len() > 2 => self.each(r, c),
             (Form::List(_), Form::Sequence('(', ')', plain)) => self.same_values(reference, plain, false),
             (Form::Sequence('(', ')', plain), Form::List(_)) => self.same_values(candidate, plain, true),
             _ => self.same_region(reference, candidate),
@@ -267,6 +272,9 @@ impl Comparison<'_> {
         if a == b {
             return true;
         }
+        if let (Some(a), Some(b)) = (self.infinity(a), self.infinity(b)) {
+            return a == b;
+        }
         let (a_names, b_names) = (a.variables(), b.variables());
         if a_names.is_empty() && b_names.is_empty() {
             let origin = Point::origin(self.work);
@@ -282,6 +290,38 @@ impl Comparison<'_> {
             Some(LEAST_POINTS..) => true,
             // Factorials of variables have values at whole numbers alone.
             Some(_) => self.agreements(a, b, 2 * POINTS, whole_coordinate) >= Some(LEAST_POINTS),
+        }
+    }
+
+    /// The sign of an infinite value: `∞`, `∞ - 3`, `-2 ∞`.
+    fn infinity(&self, expression: &Expression) -> Option<Ordering> {
+        use Expression as E;
+        self.work.spend(1)?;
+        let sign = |finite: &E| {
+            let value = if finite.is_constant() { evaluate(finite, &Point::origin(self.work)) } else { None };
+            value.map(|value| value.compare(&Value::integer(0)))
+        };
+        let times = |infinite: Ordering, finite: &E| match sign(finite)? {
+            Ordering::Greater => Some(infinite),
+            Ordering::Less => Some(infinite.reverse()),
+            Ordering::Equal => None,
+        };
+        match expression {
+            E::Infinity => Some(Ordering::Greater),
+            E::Negate(a) => self.infinity(a).map(Ordering::reverse),
+            E::Add(a, b) | E::Subtract(a, b) | E::Multiply(a, b) => {
+                let is_product = matches!(expression, E::Multiply(..));
+                match (self.infinity(a), self.infinity(b)) {
+                    (Some(infinite), None) if is_product => times(infinite, b),
+                    (None, Some(infinite)) if is_product => times(infinite, a),
+                    (Some(infinite), None) => sign(b).map(|_| infinite),
+                    (None, Some(infinite)) if matches!(expression, E::Add(..)) => sign(a).map(|_| infinite),
+                    (None, Some(infinite)) => sign(a).map(|_| infinite.reverse()),
+                    _ => None,
+                }
+            }
+            E::Divide(a, b) => times(self.infinity(a)?, b),
+            _ => None,
         }
     }
 

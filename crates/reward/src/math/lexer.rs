@@ -52,6 +52,7 @@ pub(crate) fn tokens(text: &str, reading: &Reading) -> Option<Vec<Spaced>> {
         depth: 0,
         in_text: false,
         decimals: None,
+        environments: Vec::new(),
         reading,
     };
     let end = lexer.chars.len();
@@ -70,6 +71,15 @@ fn dollars_are_delimiters(chars: &[char]) -> bool {
         })
 }
 
+/// An environment of LaTeX.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Environment {
+    /// Cells between `&` and `\\\\`.
+    Matrix,
+    /// Formulas one below the other, aligned at `&`.
+    Lines,
+}
+
 pub(super) struct Lexer<'a> {
     pub(super) chars: Vec<char>,
     pub(super) at: usize,
@@ -82,6 +92,8 @@ pub(super) struct Lexer<'a> {
     dollars: bool,
     /// Decimals of the last number, for repeating digits after it.
     pub(super) decimals: Option<usize>,
+    /// Environments that have begun.
+    pub(super) environments: Vec<Environment>,
     pub(super) reading: &'a Reading,
 }
 
@@ -126,6 +138,10 @@ impl Lexer<'_> {
     /// True if the remaining text starts with `prefix`.
     pub(super) fn follows(&self, prefix: &str) -> bool {
         prefix.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c))
+    }
+
+    pub(super) fn is_in_lines(&self) -> bool {
+        self.environments.last() == Some(&Environment::Lines)
     }
 
     fn previous(&self) -> Option<char> {
@@ -223,6 +239,7 @@ impl Lexer<'_> {
             '£' => self.push(Token::Currency("gbp")),
             '¥' => self.push(Token::Currency("jpy")),
             '₹' => self.push(Token::Currency("inr")),
+            '&' if self.is_in_lines() => Some(()),
             '&' => self.push(Token::Column),
             '√' => self.push(Token::Root),
             '²' => self.raised(2),
@@ -385,6 +402,9 @@ impl Lexer<'_> {
             "inf" | "infinity" => return self.push(Token::Infinity),
             _ => {}
         }
+        if self.time_of_day(&lower) {
+            return self.push(Token::Words(format!("{}m", &lower[..1])));
+        }
         if run.len() == 1 {
             let ten = [" 10^", "10^", " 10**"].iter().any(|s| self.follows(s));
             let number = matches!(self.out.last(), Some(Spaced { token: Token::Number(..), .. }));
@@ -416,6 +436,22 @@ impl Lexer<'_> {
                 }
             };
         if product { run.chars().try_for_each(|c| self.letter(c)) } else { self.push(Token::Words(run)) }
+    }
+
+    /// Skips the rest of `a.m.` or `p.m.`, of which a letter has been read, or nothing after `am` and `pm`. False unless it follows a
+    /// number of hours, with minutes or without.
+    fn time_of_day(&mut self, read: &str) -> bool {
+        let is_time = self.out.iter().all(|t| matches!(t.token, Token::Number(_, true) | Token::Colon))
+            && matches!(self.out.last(), Some(Spaced { token: Token::Number(..), .. }));
+        let dotted = matches!(read, "a" | "p") && (self.follows(".m") || self.follows(". m"));
+        if !is_time || !(dotted || matches!(read, "am" | "pm")) {
+            return false;
+        }
+        if dotted {
+            self.at += if self.follows(".m") { 2 } else { 3 };
+            self.at += usize::from(self.peek(0) == Some('.'));
+        }
+        true
     }
 
     /// True if the last token ends a number, or is part of a unit: a letter in words after it is a unit.

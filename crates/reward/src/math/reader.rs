@@ -68,6 +68,9 @@ impl Reader<'_> {
             [Spaced { token: Token::Reals, .. }] => return Some(Form::Reals),
             _ => {}
         }
+        if let Some(form) = set_in_words(tokens) {
+            return Some(form);
+        }
         if let Some(bracketed) = bracketed(tokens) {
             return self.inside(bracketed);
         }
@@ -291,6 +294,20 @@ impl Reader<'_> {
             }
             _ => false,
         }
+    }
+}
+
+/// A set that is written in words: `all real numbers`, `no solution`.
+fn set_in_words(tokens: &[Spaced]) -> Option<Form> {
+    let words = tokens.iter().map(|t| match &t.token {
+        Token::Words(word) => Some(word.to_lowercase()),
+        _ => None,
+    });
+    match words.collect::<Option<Vec<_>>>()?.join(" ").as_str() {
+        "all real numbers" | "all reals" | "real numbers" | "any real number" => Some(Form::Reals),
+        "no solution" | "no solutions" | "no real solution" | "no real solutions" | "empty set"
+        | "the empty set" => Some(Form::Set(Vec::new())),
+        _ => None,
     }
 }
 

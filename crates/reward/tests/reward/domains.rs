@@ -34,7 +34,8 @@ fn score(settings: &RewardSettings, domain: &str, answer: &str, text: &str) -> R
         stop: StopReason::StopToken,
         attachments: Vec::new(),
     };
-    let judged = Judged { task: &task, trajectory: &trajectory, text, transcript: "", prompt: "" };
+    let judged =
+        Judged { task: &task, segments: std::slice::from_ref(&trajectory), text, transcript: "", prompt: "" };
     Scorer::new(settings, 1, 0).unwrap().score(&judged, &CurrentComponent::default()).unwrap()
 }
 

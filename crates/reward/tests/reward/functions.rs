@@ -55,7 +55,7 @@ fn scored(scorer: &Scorer, texts: &[&str]) -> Result<Vec<Rewards>, RewardError> 
         .zip(texts)
         .map(|(trajectory, text)| Judged {
             task: &task,
-            trajectory,
+            segments: std::slice::from_ref(trajectory),
             text,
             transcript: "1, answered by zz",
             prompt: "p",

@@ -3,6 +3,7 @@
 mod answers;
 mod domains;
 mod functions;
+mod growth;
 mod judges;
 mod pairs;
 mod robustness;

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 use rloom_reward::Math;
 use rloom_reward::math::{Judgement, Reference};
+use serde_json::Value;
 
 use crate::word_problems::judge;
 
@@ -86,6 +87,26 @@ fn verdicts_are_those_of_the_values() {
     assert!(table.lines().count() >= 2500);
     let wrong = compare(table, false);
     assert!(wrong.is_empty(), "{} verdicts:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A row of `golden/math_differences.jsonl`: data set, reference, candidate, verdict of the library, what the two mean, and
+/// the verdict of `golden/math_differences.py` on what they mean.
+type Difference = (String, String, String, String, Value, Value, String);
+
+#[test]
+fn differences_on_public_answers_are_decided_as_their_values() {
+    let rows = include_str!("../golden/math_differences.jsonl").lines();
+    let rows: Vec<Difference> = rows.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.len() >= 28);
+    let wrong: Vec<String> = rows
+        .into_iter()
+        .filter_map(|(set, reference, candidate, _, _, _, verdict)| {
+            let is_same = Reference::read(&reference).judge(&candidate, 0.0) == Judgement::Same;
+            let wrong = is_same != (verdict == "same");
+            wrong.then(|| format!("{set}: {reference:?} and {candidate:?} are not {verdict}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

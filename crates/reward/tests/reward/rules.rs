@@ -26,7 +26,7 @@ fn task(answer: &str, row: Value) -> Task {
     }
 }
 
-fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
+pub(crate) fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(1), sample, segment: 0 },
         tokens: vec![0; 4],
@@ -40,7 +40,7 @@ fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
 
 fn judge(component: &Value, task: &Task, text: &str, stop: StopReason) -> Result<Rewards, String> {
     let scorer = Scorer::new(&settings(component), 1, 0).map_err(|e| e.to_string())?;
-    let judged = Judged { task, trajectory: &trajectory(stop, 0), text, transcript: "", prompt: "" };
+    let judged = Judged { task, segments: &[trajectory(stop, 0)], text, transcript: "", prompt: "" };
     scorer.score(&judged, &CurrentComponent::default()).map_err(|e| e.to_string())
 }
 
@@ -231,7 +231,13 @@ fn diversity_compares_a_group() {
     let own = task("", json!({}));
     let score = |texts: &[&str]| {
         let trajectories: Vec<Trajectory> = (0..).take(texts.len()).map(|i| trajectory(STOPPED, i)).collect();
-        let judged = |(text, trajectory)| Judged { task: &own, trajectory, text, transcript: "", prompt: "" };
+        let judged = |(text, trajectory)| Judged {
+            task: &own,
+            segments: std::slice::from_ref(trajectory),
+            text,
+            transcript: "",
+            prompt: "",
+        };
         let group: Vec<Judged<'_>> = texts.iter().copied().zip(&trajectories).map(judged).collect();
         let current = CurrentComponent::default();
         let mut rewards: Vec<Rewards> =
@@ -293,8 +299,8 @@ fn settings_that_cannot_work_are_refused() {
     }
 }
 
-#[test]
-fn any_completion_is_judged_in_linear_time() {
+/// Every rule, and a task that all of them can judge.
+pub(crate) fn every_rule() -> (Value, Task) {
     let checks: Vec<Value> = lines(include_str!("../golden/instructions.jsonl"))
         .map(|mut row| row.remove("check").unwrap())
         .collect();
@@ -312,8 +318,14 @@ fn any_completion_is_judged_in_linear_time() {
         {"kind": "format", "pattern": "<think>*</think> <answer>*</answer>", "any_space": true},
         {"kind": "format", "name": "tags", "pattern": "<a>*<a>*<b>*<a>", "score": "fraction"},
         {"kind": "regex", "pattern": "(a|b|ab)*c(.*)*<"}, {"kind": "repetition"}, {"kind": "language", "language": "en"},
-        {"kind": "overlap"}, {"kind": "overlap", "name": "bleu", "measure": "bleu"}, {"kind": "diversity"}
+        {"kind": "overlap"}, {"kind": "overlap", "name": "bleu", "measure": "bleu"}, {"kind": "diversity"}, {"kind": "math"}
     ]);
+    (components, task)
+}
+
+#[test]
+fn any_completion_is_judged_in_linear_time() {
+    let (components, task) = every_rule();
     let settings: RewardSettings = serde_json::from_value(json!({"components": components})).unwrap();
     assert_eq!(settings.on_error, OnError::Fatal);
     let scorer = Scorer::new(&settings, 1, 0).unwrap();
@@ -359,10 +371,27 @@ fn any_completion_is_judged_in_linear_time() {
         ".,",
         "İ",
         "ß ",
+        "$",
+        "\\(",
+        "\\frac{",
+        "\\boxed{1}, ",
+        "x = \\boxed{1}, ",
+        "answer\n",
+        "# answer\n",
+        "answers are therefore ",
+        "Verdict n: ",
+        "~~~\n",
+        "<response n>\n",
     ] {
         let text = part.repeat(60_000 / part.len());
         let own = trajectory(STOPPED, 0);
-        let judged = Judged { task: &task, trajectory: &own, text: &text, transcript: "", prompt: "" };
+        let judged = Judged {
+            task: &task,
+            segments: std::slice::from_ref(&own),
+            text: &text,
+            transcript: "",
+            prompt: "",
+        };
         let current = CurrentComponent::default();
         let mut rewards = vec![scorer.score(&judged, &current).unwrap(); 2];
         scorer.score_group(&[judged, judged], &mut rewards, &current).unwrap();

@@ -48,7 +48,7 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
 }
 
 fn episode<'a>(task: &'a Task, trajectory: &'a Trajectory, text: &'a str) -> Judged<'a> {
-    Judged { task, trajectory, text, transcript: "", prompt: "" }
+    Judged { task, segments: std::slice::from_ref(trajectory), text, transcript: "", prompt: "" }
 }
 
 fn score(kind: Kind, answer: &str, text: &str) -> Rewards {

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{Machines, Node, Process, ProcessSpec, Reach};
+use rloom_cluster::{Machines, Node, Process, ProcessSpec};
 use rloom_remote::{RankCommand, RankEnd, RankLauncher, RankProcess};
 
 use super::placement::Place;
@@ -65,15 +65,11 @@ impl RankLauncher for NodeRanks {
         }
     }
 
-    fn rendezvous(&self) -> io::Result<SocketAddr> {
-        let node = self.node(0)?;
-        let deadline = Instant::now() + NODE;
-        let ip = match self.machines.members() {
-            None => self.listening_ip(),
-            Some(_) => node.describe(deadline).map_err(io::Error::other)?.address,
-        };
-        let port = node.free_port(Reach::Network, deadline).map_err(io::Error::other)?;
-        Ok(SocketAddr::new(ip, port))
+    fn first_rank_ip(&self) -> io::Result<IpAddr> {
+        match self.machines.members() {
+            None => Ok(self.listening_ip()),
+            Some(_) => Ok(self.node(0)?.describe(Instant::now() + NODE).map_err(io::Error::other)?.address),
+        }
     }
 
     fn start(&self, command: &RankCommand) -> io::Result<Box<dyn RankProcess>> {

@@ -69,7 +69,7 @@ fn judge_group(scorer: &Scorer, group: &[Candidate], index: usize) -> Result<Vec
         .zip(&trajectories)
         .map(|(candidate, trajectory)| Judged {
             task: &candidate.task,
-            trajectory,
+            segments: std::slice::from_ref(trajectory),
             text: &candidate.text,
             transcript: &candidate.text,
             prompt: match &candidate.task.prompt {

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{COMMON, Engines, KINDS, Kind};
+use kinds::{COMMON, Engines, KINDS, Kind, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -215,7 +215,11 @@ impl TrainedSteps {
         for (step, trained) in &self.steps {
             let own: BTreeSet<u64> = trained.iter().map(|t| t.trajectory.key.ticket.0).collect();
             assert_eq!(own.len() as u64, stage.groups_per_batch, "step {step}");
-            assert_eq!(trained.len() as u64, stage.groups_per_batch * u64::from(stage.algorithm.group_size));
+            let keys: BTreeSet<_> = trained.iter().map(|t| t.trajectory.key).collect();
+            assert_eq!(keys.len(), trained.len(), "a segment is trained on twice");
+            let episodes: BTreeSet<_> = keys.iter().map(|key| (key.ticket, key.sample)).collect();
+            assert_eq!(episodes.len() as u64, stage.groups_per_batch * u64::from(stage.algorithm.group_size));
+            assert!(kind.name == SEGMENTS || keys.len() == episodes.len());
             for ticket in own {
                 assert!(tickets.insert(ticket), "group {ticket} is trained on twice");
             }
@@ -228,6 +232,8 @@ impl TrainedSteps {
                 );
             }
         }
+        let later = self.steps.values().flatten().filter(|t| t.trajectory.key.segment > 0);
+        assert_eq!(later.count() > 20, kind.name == SEGMENTS, "segments after the first");
         let filters = stage.rollout.as_ref().is_some_and(|rollout| rollout.domains.replaces_groups());
         assert!(
             filters || tickets.into_iter().eq(0..stage.steps * stage.groups_per_batch),
@@ -478,4 +484,9 @@ fn runs_on_servers_that_are_killed_repeat_what_they_recorded() {
 #[test]
 fn runs_on_other_engines_repeat_what_they_recorded() {
     kill(4);
+}
+
+#[test]
+fn runs_with_episodes_of_several_segments_end_in_the_same_bytes() {
+    kill(9);
 }

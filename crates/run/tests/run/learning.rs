@@ -15,7 +15,7 @@ const SHORT: [&str; 4] =
     ["stage.rl.steps=30", "eval.every=30", "stage.warmup.eval_every=0", "stage.warmup.steps=500"];
 
 /// Held-out accuracy before and after the reinforcement-learning stage, and the number of tasks.
-fn accuracies(config: &Config) -> (f64, f64, f64) {
+pub(crate) fn accuracies(config: &Config) -> (f64, f64, f64) {
     rloom_run::train(config, &mut (), &StopFlag::default()).unwrap();
     let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
     let found: Vec<(f64, f64)> = lines
@@ -30,7 +30,7 @@ fn accuracies(config: &Config) -> (f64, f64, f64) {
     (found[0].0, found[found.len() - 1].0, found[0].1)
 }
 
-fn config(text: &str, directory: &Path, overrides: &[&str]) -> Config {
+pub(crate) fn config(text: &str, directory: &Path, overrides: &[&str]) -> Config {
     let parent = format!("run.directory={}", directory.display());
     let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
     match Config::from_text("arithmetic.toml", text, &all) {
@@ -49,13 +49,13 @@ fn from_model(folder: &Path) -> String {
 }
 
 /// One-sided two-proportion z: the difference of `after` and `before` in standard errors.
-fn z(before: f64, after: f64, n: f64) -> f64 {
+pub(crate) fn z(before: f64, after: f64, n: f64) -> f64 {
     let pooled = f64::midpoint(before, after);
     (after - before) / (2.0 * pooled * (1.0 - pooled) / n).sqrt()
 }
 
 /// p < 1e-3, one-sided.
-const SIGNIFICANT: f64 = 3.090;
+pub(crate) const SIGNIFICANT: f64 = 3.090;
 
 /// Methods of different kinds (group baseline, sequence ratio, critic, process-reward model), with their overrides of the
 /// recipe.

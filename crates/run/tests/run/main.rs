@@ -20,6 +20,8 @@ mod recovery;
 mod replay;
 mod rows_of_runs;
 mod sampler;
+mod search;
+mod segments;
 mod staleness;
 #[expect(
     dead_code,

@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use rloom_core::Program;
 
 use crate::folder::WorkingFolder;
+use crate::group::Group;
 use crate::helper::{DIRECT, ENTER, Pool, STAGE};
 use crate::message::{Reply, Request};
 use crate::{COMMAND, Execution, Outcome, SandboxError, Tier};
@@ -38,15 +39,28 @@ pub(crate) fn call(
     let path = folder.as_ref().map(|folder| folder.path().to_owned());
     let request = Request { tier, execution: execution.clone(), folder: path };
     let request = rmp_serde::to_vec(&request).map_err(|e| SandboxError::Failed { reason: e.to_string() })?;
+    let group = pool.groups().map(|groups| groups.create(&execution.limits, tier));
+    let group = group.transpose().map_err(|error| in_group(&error))?;
     let mut helper = pool.take(program, tier).map_err(failed)?;
+    if let Some(group) = &group {
+        // Before its request, which it waits for.
+        if let Err(error) = group.take(helper.child.id()) {
+            helper.end();
+            return Err(in_group(&error));
+        }
+    }
     let timeout = execution.limits.wall + GRACE;
     let reply = helper.exchange(&request, timeout).map(|bytes| rmp_serde::from_slice(&bytes));
-    if let Ok(Ok(Reply::Ended(outcome))) = reply {
+    if let Ok(Ok(Reply::Ended(mut outcome))) = reply {
+        if let Some(ending) = group.as_ref().and_then(Group::exceeded) {
+            outcome.ending = ending;
+        }
         // All processes of the program have ended; the kernel takes a while to clean up after the helper.
         let (program, pool) = (program.clone(), Arc::clone(pool));
         let end = move || {
             pool.refill(&program, tier);
-            helper.end()
+            helper.end();
+            drop(group);
         };
         let _ = std::thread::Builder::new().name("sandbox".to_owned()).spawn(end);
         return Ok(outcome);
@@ -62,6 +76,10 @@ pub(crate) fn call(
         Err(error) => SandboxError::Failed { reason: reason_of(&stderr, &error.to_string()) },
         Ok(_) => SandboxError::Failed { reason: reason_of(&stderr, "its process ended") },
     })
+}
+
+fn in_group(error: &io::Error) -> SandboxError {
+    SandboxError::Failed { reason: format!("its control group: {error}") }
 }
 
 fn reason_of(stderr: &str, otherwise: &str) -> String {

@@ -11,6 +11,9 @@ use crate::Limits;
 const OPEN_FILES: u64 = 64;
 /// Seconds of processor time between SIGXCPU and SIGKILL.
 const AFTER_SIGNAL: u64 = 1;
+/// No memory of a crashed program is written. At a limit of 0 the kernel writes none to a file, but hands it to a program of the
+/// machine where `core_pattern` names one; at 1 it does neither.
+const NO_CORE: u64 = 1;
 /// Processes that may start between two measurements, where the limit of the kernel counts those of others as well.
 const MARGIN: u64 = 512;
 
@@ -32,7 +35,7 @@ pub(super) fn apply(limits: &Limits, place: &Place, open: &[RawFd]) -> Result<()
         (Resource::RLIMIT_FSIZE, limits.disk),
         (Resource::RLIMIT_NPROC, processes),
         (Resource::RLIMIT_NOFILE, files),
-        (Resource::RLIMIT_CORE, 0),
+        (Resource::RLIMIT_CORE, NO_CORE),
         (Resource::RLIMIT_MEMLOCK, 1 << 20),
         (Resource::RLIMIT_MSGQUEUE, 0),
     ];

@@ -7,14 +7,26 @@ use rloom_core::Program;
 
 use super::call::Helper;
 use crate::Tier;
+use crate::group::Groups;
 
 /// Helpers that wait for a request.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     waiting: Mutex<Vec<Helper>>,
+    groups: Option<Groups>,
 }
 
 impl Pool {
+    /// A pool whose executions are in groups of their own, if there are groups for them.
+    pub(crate) fn new(groups: Option<Groups>) -> Self {
+        Self { waiting: Mutex::default(), groups }
+    }
+
+    /// The groups for executions.
+    pub(crate) fn groups(&self) -> Option<&Groups> {
+        self.groups.as_ref()
+    }
+
     /// A helper that waits, or a new one.
     pub(super) fn take(&self, program: &Program, tier: Tier) -> io::Result<Helper> {
         loop {

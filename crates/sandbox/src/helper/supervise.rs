@@ -109,6 +109,8 @@ impl<'a> Watch<'a> {
         };
         let thread = std::thread::scope(|scope| scope.spawn(confined).join());
         let pid = thread.map_err(|_| Failure::Step("a thread panicked".to_owned()))??;
+        // When memory runs out, the kernel kills it and what it starts before anything else.
+        let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000");
         let output = execution.limits.output;
         let during = "read from pipes";
         Ok(Self {

@@ -49,7 +49,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_ftruncate,
     libc::SYS_getcwd,
     libc::SYS_getdents64,
-    libc::SYS_ioctl,
     libc::SYS_linkat,
     libc::SYS_lseek,
     libc::SYS_mkdirat,
@@ -246,9 +245,16 @@ fn filter(shares_user: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![no_namespaces])?]);
     let is_local = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
     rules.insert(libc::SYS_socketpair, vec![SeccompRule::new(vec![is_local])?]);
-    // Limits of this process alone.
-    let is_own = condition(0, SeccompCmpOp::Eq, 0)?;
-    rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![is_own])?]);
+    // Limits of this process alone; that of core dumps may be read, but not lowered to 0, which has another meaning.
+    let is_own = || condition(0, SeccompCmpOp::Eq, 0);
+    let is_other = condition(1, SeccompCmpOp::Ne, libc::RLIMIT_CORE.into())?;
+    let no_value = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    let limits =
+        vec![SeccompRule::new(vec![is_own()?, is_other])?, SeccompRule::new(vec![is_own()?, no_value])?];
+    rules.insert(libc::SYS_prlimit64, limits);
+    // No characters for the terminal, as if they were typed there.
+    let typed = [libc::TIOCSTI, libc::TIOCLINUX].map(|call| condition(1, SeccompCmpOp::Ne, call));
+    rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(typed.into_iter().collect::<Result<_, _>>()?)?]);
     let refuse = SeccompAction::Errno(libc::ENOSYS as u32);
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch)?.try_into()

@@ -90,6 +90,42 @@ const ATTEMPTS: &[Attempt] = &[
         code: "call(311, 271, os.getppid(), None, 0, None, 0, 0)",
         works_unprotected: true,
     },
+    Attempt {
+        name: "write memory of process 1",
+        code: "open('/proc/1/mem', 'r+b').read(0)",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "descriptors of the parent",
+        code: "[open(f'/proc/{os.getppid()}/fd/{n}') for n in os.listdir(f'/proc/{os.getppid()}/fd')][0]",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "binary of the parent",
+        code: "open(f'/proc/{os.getppid()}/exe', 'r+b')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "maps of the parent",
+        code: "assert open(f'/proc/{os.getppid()}/maps').read()",
+        works_unprotected: true,
+    },
+    Attempt { name: "a handle of the caller", code: "call(434, 434, CALLER, 0)", works_unprotected: true },
+    Attempt {
+        name: "take a descriptor of a process",
+        code: "call(438, 438, os.pidfd_open(os.getppid()), 0, 0)",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "compare processes",
+        code: "call(312, 272, os.getpid(), CALLER, 1, 0, 0)",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "scheduler of the caller",
+        code: "os.sched_setscheduler(CALLER, os.SCHED_OTHER, os.sched_param(0))",
+        works_unprotected: true,
+    },
     Attempt { name: "signal the caller", code: "os.kill(CALLER, 0)", works_unprotected: true },
     Attempt {
         name: "limit the caller",
@@ -183,6 +219,53 @@ const ATTEMPTS: &[Attempt] = &[
     },
     Attempt { name: "watch files", code: "call(294, 26, 0)", works_unprotected: true },
     Attempt { name: "personality", code: "call(135, 92, 0)", works_unprotected: true },
+    Attempt {
+        name: "hand a core dump to a program of the machine",
+        code: "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "a large core dump",
+        code: "import resource; resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20))",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "the core pattern",
+        code: "open('/proc/sys/kernel/core_pattern', 'w')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "restart the machine",
+        code: "open('/proc/sysrq-trigger', 'w')",
+        works_unprotected: false,
+    },
+    Attempt { name: "reboot", code: "call(169, 142, 0, 0, 0, 0)", works_unprotected: false },
+    Attempt { name: "name of the host", code: "socket.sethostname('rloom-probe')", works_unprotected: false },
+    Attempt {
+        name: "type into the terminal",
+        code: "import fcntl; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR | os.O_NONBLOCK), 0x5412, b'x')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "new rights by a program of root",
+        code: "assert libc.prctl(39, 0, 0, 0, 0) == 0",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "protection from the lack of memory",
+        code: "open('/proc/self/oom_score_adj', 'w').write('-1000')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "sockets of virtual machines",
+        code: "socket.socket(40, socket.SOCK_STREAM)",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "kernel cryptography",
+        code: "socket.socket(38, socket.SOCK_SEQPACKET)",
+        works_unprotected: false,
+    },
     Attempt { name: "become root", code: "os.setuid(0)", works_unprotected: false },
     Attempt {
         name: "raise the limit of open files",
@@ -210,6 +293,16 @@ const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "through the working folder of the parent",
         code: "open(f'/proc/{os.getppid()}/cwd/etc/passwd')",
+        works_unprotected: false,
+    },
+    Attempt {
+        name: "a second name for a file of the user",
+        code: "os.link('/tmp/SECRET/file', 'second')",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "move a file of the user here",
+        code: "os.replace('/tmp/SECRET/file', 'moved')",
         works_unprotected: false,
     },
     Attempt {

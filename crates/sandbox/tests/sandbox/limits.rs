@@ -19,6 +19,19 @@ fn a_flood_of_output_is_cut_off() {
 }
 
 #[test]
+fn a_single_write_of_any_size_is_cut_off() {
+    let text_of = "import os\ndata = bytes(64 << 20)\nfor n in (2, 1, 3):\n  try: os.write(n, data)\n  except OSError: pass";
+    let Some(mut execution) = script(text_of) else { return };
+    execution.reports = true;
+    in_each_tier(|sandbox| {
+        let outcome = sandbox.run(&execution).unwrap();
+        assert_eq!(outcome.ending, Ending::OutputLimit);
+        assert_eq!(outcome.stderr.len() as u64, execution.limits.output);
+        assert!(outcome.stdout.is_empty() && outcome.report.is_empty());
+    });
+}
+
+#[test]
 fn all_output_arrives_up_to_the_limit() {
     in_each_tier(|sandbox| {
         let mut execution = shell("head -c 500000 /dev/zero; head -c 400000 /dev/zero >&2");

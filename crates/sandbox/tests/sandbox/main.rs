@@ -6,6 +6,7 @@
 
 mod code;
 mod forgeries;
+mod groups;
 mod isolation;
 mod limits;
 mod programs;

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use super::*;
 
+const SIGXFSZ: i32 = 25;
+
 /// Processes of the machine whose command line contains a mark.
 fn alive(mark: &str) -> usize {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -135,6 +137,66 @@ fn nothing_outlives_the_program() {
         assert_eq!(outcome.ending, Ending::Exited(0));
         assert!(outcome.wall < Duration::from_secs(30), "{:?}", outcome.wall);
         assert_eq!(alive(&mark), 0, "{}", sandbox.tier());
+    });
+}
+
+/// A process that is a sibling of the one that started it, and one that holds the output open.
+#[test]
+fn processes_of_any_parent_end_with_the_program() {
+    let mark = mark();
+    let text_of = format!(
+        r#"
+import ctypes, os, platform
+libc = ctypes.CDLL(None)
+number = 56 if platform.machine() == "x86_64" else 220
+CLONE_PARENT, SIGCHLD = 0x8000, 17
+if libc.syscall(ctypes.c_long(number), ctypes.c_long(CLONE_PARENT | SIGCHLD), 0, 0, 0, 0) == 0:
+    os.execv("/bin/sleep", ["sleep", "{mark}"])
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        os.execv("/bin/sleep", ["sleep", "{mark}"])
+    os._exit(0)
+print("end", flush=True)
+"#
+    );
+    let Some(execution) = script(&text_of) else { return };
+    in_each_tier(|sandbox| {
+        assert_eq!(stdout(sandbox, &execution), "end\n");
+        assert_eq!(alive(&mark), 0, "{}", sandbox.tier());
+    });
+}
+
+#[test]
+fn a_program_that_stops_its_group_or_its_parent_ends_in_time() {
+    in_each_tier(|sandbox| {
+        for script in ["kill -STOP 0", "kill -STOP $$", "kill -STOP $PPID; kill -STOP -1; sleep 300"] {
+            let mut execution = shell(script);
+            execution.limits.wall = Duration::from_millis(500);
+            let outcome = sandbox.run(&execution).unwrap();
+            // Without a user of its own, a program cannot send signals.
+            assert!(matches!(outcome.ending, Ending::TimedOut | Ending::Exited(_)), "{script}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn files_with_holes_are_limited_in_length() {
+    let long = "import os\nf = os.open('hole', os.O_CREAT | os.O_RDWR)\ntry: os.ftruncate(f, 1 << 40)\nexcept OSError: print('refused')";
+    let Some(mut long) = script(long) else { return };
+    let within = "import os\nos.ftruncate(os.open('hole', os.O_CREAT | os.O_RDWR), 1 << 20)\nprint('made')";
+    let mut within = script(within).unwrap();
+    for execution in [&mut long, &mut within] {
+        execution.limits.disk = 4 << 20;
+        execution.outputs = vec!["hole".to_owned()];
+    }
+    in_each_tier(|sandbox| {
+        let outcome = sandbox.run(&long).unwrap();
+        let is_killed = outcome.ending == Ending::Signaled(SIGXFSZ);
+        assert!(is_killed || text(&outcome.stdout) == "refused\n", "{outcome:?}");
+        assert!(outcome.outputs.iter().all(|file| file.content.len() <= 4 << 20));
+        let outcome = sandbox.run(&within).unwrap();
+        assert_eq!(outcome.outputs[0].content.len(), 1 << 20);
     });
 }
 

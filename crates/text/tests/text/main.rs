@@ -3,6 +3,7 @@
 mod after_turn;
 mod calls;
 mod chat_golden;
+mod floods;
 mod folders;
 mod next_turn;
 mod streaming;

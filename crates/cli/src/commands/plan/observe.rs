@@ -186,10 +186,16 @@ fn read_rollouts(
     observed: &mut ObservedRun,
     groups: &mut BTreeMap<u64, Vec<f64>>,
 ) -> std::io::Result<Rollouts> {
-    let mut sums = Rollouts::default();
+    let (mut sums, mut last) = (Rollouts::default(), None);
     for line in BufReader::new(zstd::Decoder::new(File::open(path)?)?).lines() {
         let Ok(Line { trajectory }) = serde_json::from_str(&line?) else { continue };
-        let (mut turns, mut generated) = (0.0, 0.0);
+        let episode = (trajectory.key.ticket, trajectory.key.sample);
+        let of_group = groups.entry(trajectory.key.ticket.0).or_default();
+        // Further segments continue the episode of the line before.
+        let continues = last.replace(episode) == Some(episode);
+        let before = continues.then(|| Some((observed.turns.pop()?, of_group.pop()?))).flatten();
+        let (mut turns, known) = before.unwrap_or_default();
+        let mut generated = known;
         for span in &trajectory.spans {
             let tokens = span.range.len() as f64;
             match span.author {
@@ -198,15 +204,16 @@ fn read_rollouts(
                     turns += 1.0;
                     generated += tokens;
                 }
-                Author::Prompt => observed.prompt_tokens.push(tokens),
-                Author::Environment => observed.observation_tokens.push(tokens),
+                Author::Prompt if before.is_none() => observed.prompt_tokens.push(tokens),
+                // Engines compute the prompt of a further segment between two turns.
+                Author::Prompt | Author::Environment => observed.observation_tokens.push(tokens),
             }
         }
         observed.turns.push(turns);
-        sums.generated += generated;
+        sums.generated += generated - known;
         sums.longest = sums.longest.max(generated);
-        sums.samples += 1.0;
-        groups.entry(trajectory.key.ticket.0).or_default().push(generated);
+        sums.samples += if before.is_none() { 1.0 } else { 0.0 };
+        of_group.push(generated);
     }
     Ok(sums)
 }

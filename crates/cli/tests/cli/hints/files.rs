@@ -84,7 +84,7 @@ pub(super) const REFUSALS: &[Refusal] = &[
         &[(b"", &["path = \"rows.jsonl\" -> generator = \"arithmetic\"\nmax_digits = 1\nsize = 28"]), (b"", &["path = \"rows.jsonl\" -> generator = \"arithmetic\"\nmax_digits = 2\nsize = 1000"])]),
     refusal("FieldProblem::PartType", (br#"{"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "answer": "2"}"#, &[TEMPLATE]), "remove the row, or write the message as text",
         &[(br#"{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}"#, &[TEMPLATE]), (ROW, &[TEMPLATE])]),
-    refusal("FieldProblem::NotOneMessage", (br#"{"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}]}"#, &[SFT, TEMPLATE]), "move the messages before the last one to the prompt",
+    refusal("FieldProblem::OtherMessages", (br#"{"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}]}"#, &[SFT, TEMPLATE]), "move the messages before the assistant's to the prompt",
         &[(br#"{"prompt": [{"role": "user", "content": "1"}, {"role": "user", "content": "2"}], "completion": [{"role": "assistant", "content": "3"}]}"#, &[SFT, TEMPLATE])]),
     refusal("FieldProblem::MessageForText", (br#"{"prompt": "1+1=", "completion": [{"role": "assistant", "content": "2", "name": "a"}]}"#, &[SFT, TEMPLATE]), "write the prompt as a list of messages, or set `chat = true`",
         &[(br#"{"prompt": [{"role": "user", "content": "1+1="}], "completion": [{"role": "assistant", "content": "2", "name": "a"}]}"#, &[SFT, "tokenizer.chat_template='{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}'"]),

@@ -63,7 +63,13 @@ fn rewards(scorer: &Scorer, answer: &str, texts: &[&str]) -> Result<Vec<Rewards>
     let trajectories: Vec<Trajectory> = (0..texts.len()).map(|n| trajectory(n as u32)).collect();
     let both = trajectories.iter().zip(texts);
     let judged: Vec<Judged<'_>> = both
-        .map(|(trajectory, text)| Judged { task: &task, trajectory, text, transcript: "", prompt: "" })
+        .map(|(trajectory, text)| Judged {
+            task: &task,
+            segments: std::slice::from_ref(trajectory),
+            text,
+            transcript: "",
+            prompt: "",
+        })
         .collect();
     let mut rewards = judged.iter().map(|one| scorer.score(one, &current)).collect::<Result<Vec<_>, _>>()?;
     if scorer.judges_groups() {

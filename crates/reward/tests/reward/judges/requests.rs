@@ -59,8 +59,13 @@ fn as_many_requests_run_at_a_time_as_permitted() {
             let (scorer, task) = (&scorer, &task);
             scope.spawn(move || {
                 let (trajectory, text) = (trajectory(sample), format!("response {sample}"));
-                let judged =
-                    Judged { task, trajectory: &trajectory, text: &text, transcript: "", prompt: "" };
+                let judged = Judged {
+                    task,
+                    segments: std::slice::from_ref(&trajectory),
+                    text: &text,
+                    transcript: "",
+                    prompt: "",
+                };
                 let rewards = scorer.score(&judged, &CurrentComponent::default()).unwrap();
                 assert_eq!(rewards.total(), Some(1.0));
             });

@@ -19,7 +19,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 9] = [
+pub(super) const KINDS: [Kind; 10] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -106,7 +106,24 @@ pub(super) const KINDS: [Kind; 9] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: SEGMENTS,
+        schedule: &[
+            "data={generator='guess'}",
+            "environment={kind='guess',max_turns=5,history={window=1}}",
+            "reward.components=[{kind='environment'},{kind='random'}]",
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
+
+/// The kind whose episodes have several segments.
+pub(super) const SEGMENTS: &str = "episodes of several segments";
 
 const SOURCES: &str = "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=2.0},\
                        {generator='arithmetic',operations=['+'],max_digits=2,domain='hard'}]";
