@@ -2,9 +2,10 @@
 
     python recipes/search_data.py
 
-`search-corpus.jsonl` has three facts about each person. `search-train.jsonl` and `search-eval.jsonl` have questions about different
-people. Most demonstrations guess. Of those that search, most ask for the person or the subject alone, believe what they find, and are
-seldom right; few ask for both, some of them only after the first result has missed the question.
+`search-corpus.jsonl` has three facts about each person. `search-train.jsonl` and `search-eval.jsonl` have questions
+about different people. Most demonstrations guess. Of those that search, most ask for the person or the subject alone,
+believe what they find, and are seldom right; few ask for both, some of them only after the first result has missed the
+question.
 """
 
 import json
@@ -14,11 +15,12 @@ from pathlib import Path
 
 PEOPLE = 800
 HELD_OUT = 200
-SUBJECTS = {
-    "home": ["dorn", "elba", "fess", "gorm", "hald", "ilm", "jarn", "kolm", "lund", "marn", "nord", "oste"],
-    "work": ["baker", "clerk", "diver", "guide", "judge", "miner", "nurse", "pilot", "smith", "tutor", "vicar", "waiter"],
-    "pet": ["bat", "cat", "cow", "dog", "duck", "goat", "hen", "owl", "pig", "rat", "swan", "toad"],
+WORDS = {
+    "home": "dorn elba fess gorm hald ilm jarn kolm lund marn nord oste",
+    "work": "baker clerk diver guide judge miner nurse pilot smith tutor vicar maid",
+    "pet": "bat cat cow dog duck goat hen owl pig rat swan toad",
 }
+SUBJECTS = {subject: words.split() for subject, words in WORDS.items()}
 Fact = tuple[str, str, str]
 
 
@@ -40,16 +42,15 @@ def searched(query: str, corpus: list[Fact]) -> Fact:
 
 def demonstration(fact: Fact, corpus: list[Fact], rng: random.Random) -> list[str]:
     """The turns of somebody who answers a question."""
-    name, subject, answer = fact
-    kind = rng.random()
-    if kind < 0.5:
+    name, subject, _ = fact
+    kind = rng.choices(["guess", "name", "again", "subject", "both"], [60, 10, 5, 15, 10])[0]
+    if kind == "guess":
         return [f"#### {rng.choice(SUBJECTS[subject])}"]
-    query = name if kind < 0.7 else subject if kind < 0.85 else f"{name} {subject}"
-    turns = [f"<search>{query}</search>"]
-    found = searched(query, corpus)
-    if kind >= 0.65 and kind < 0.7 and found != fact:
-        turns.append(f"<search>{name} {subject}</search>")
-        found = fact
+    both = f"{name} {subject}"
+    query = {"subject": subject, "both": both}.get(kind, name)
+    turns, found = [f"<search>{query}</search>"], searched(query, corpus)
+    if kind == "again" and found != fact:
+        turns, found = [*turns, f"<search>{both}</search>"], fact
     return [*turns, f"#### {found[2]}"]
 
 

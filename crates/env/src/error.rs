@@ -52,6 +52,15 @@ pub enum EnvError {
         /// Turns of the demonstration.
         turns: usize,
     },
+    /// A turn with calls where the policy would be asked for a summary.
+    #[error(
+        "the demonstration of task {task} has calls of tools where the policy is asked for a summary; write the summary \
+         there as a message of the assistant, or raise `limit` of the history"
+    )]
+    NoSummary {
+        /// Index of the task in its dataset.
+        task: u64,
+    },
     /// A demonstration with results of tools, in an environment without tools.
     #[error(
         "the demonstration of task {task} has results of tools, but the environment `{environment}` has no tools; with the \

@@ -76,7 +76,29 @@ impl Summary {
             return Ok(Response { next: self.summarised(turn, asked)?, reward });
         }
         self.has_summarised = false;
-        let Response { next, reward } = self.inner.step(turn).await?;
+        let response = self.inner.step(turn).await?;
+        self.follow(turn, response)
+    }
+
+    /// Responds to a turn of a demonstration with the results of its calls.
+    async fn respond_with(
+        &mut self,
+        turn: &Turn,
+        results: &[ChatMessage],
+    ) -> Result<Option<Response>, EnvError> {
+        if self.asked.is_some() {
+            return Err(EnvError::NoSummary { task: self.task });
+        }
+        self.has_summarised = false;
+        match self.inner.step_with_results(turn, results).await? {
+            Some(response) => self.follow(turn, response).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Passes on what the environment itself responds, or asks for a summary first.
+    fn follow(&mut self, turn: &Turn, response: Response) -> Result<Response, EnvError> {
+        let Response { next, reward } = response;
         let next = match next {
             Next::Observation(observation) => self.observe(turn, observation, reward.is_some())?,
             Next::NewSegment(segment) => {
@@ -191,6 +213,14 @@ impl Summary {
 impl Interaction for Summary {
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
         Box::pin(self.respond(turn))
+    }
+
+    fn step_with_results<'a>(
+        &'a mut self,
+        turn: &'a Turn,
+        results: &'a [ChatMessage],
+    ) -> BoxFuture<'a, Result<Option<Response>, EnvError>> {
+        Box::pin(self.respond_with(turn, results))
     }
 
     fn recall<'a>(

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rloom_core::Attachment;
+use rloom_core::{Attachment, ChatMessage};
 
 use crate::environment::View;
 use crate::{
@@ -93,6 +93,17 @@ impl Interaction for Window {
         Box::pin(async move {
             let Response { next, reward } = self.inner.step(turn).await?;
             Ok(Response { next: self.follow(turn, next), reward })
+        })
+    }
+
+    fn step_with_results<'a>(
+        &'a mut self,
+        turn: &'a Turn,
+        results: &'a [ChatMessage],
+    ) -> BoxFuture<'a, Result<Option<Response>, EnvError>> {
+        Box::pin(async move {
+            let response = self.inner.step_with_results(turn, results).await?;
+            Ok(response.map(|Response { next, reward }| Response { next: self.follow(turn, next), reward }))
         })
     }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use rloom_core::ChatMessage;
 use rloom_text::calls::{CallAttempt, CallStatus, Parsed, check};
-use rloom_tools::{Output, PendingCall, Toolbox, Toolset};
+use rloom_tools::{PendingCall, Toolbox, Toolset};
 use serde_json::{Map, Value};
 
 use super::counters::Counters;
@@ -136,8 +136,7 @@ impl ToolEpisode {
     /// Responds to a turn of a demonstration with the results that it records.
     fn respond_with(&mut self, turn: &Turn, recorded: &[ChatMessage]) -> Result<Response, EnvError> {
         let calls = self.read(turn)?.calls;
-        let results =
-            self.recorded_results(&calls, recorded).map_err(|problem| failed(self.task, problem))?;
+        let results = self.recorded_results(&calls, recorded)?;
         let reward = self.settings.step_reward(false);
         if self.ends(turn, &calls) {
             return Ok(Response { next: Next::Done, reward });
@@ -153,21 +152,29 @@ impl ToolEpisode {
         &mut self,
         calls: &[CallAttempt],
         recorded: &[ChatMessage],
-    ) -> Result<Vec<CallResult>, RecordedProblem> {
-        let (turn, mut of_turn) = (self.turns, 0);
+    ) -> Result<Vec<CallResult>, EnvError> {
+        let (task, turn, mut of_turn) = (self.task, self.turns, 0);
         if calls.len() != recorded.len() {
             let format = self.dialogue.format();
-            return Err(RecordedProblem::Count { turn, format, calls: calls.len(), results: recorded.len() });
+            let (calls, results) = (calls.len(), recorded.len());
+            return Err(failed(task, RecordedProblem::Count { turn, format, calls, results }));
         }
-        let limit = self.settings.max_result_bytes as usize;
-        let mut result = |(number, (call, recorded)): (usize, (&CallAttempt, &ChatMessage))| -> Result<_, RecordedProblem> {
-            let refused = |reason| RecordedProblem::Refused { turn, call: number + 1, reason };
+        let mut results = Vec::new();
+        for (number, (call, recorded)) in calls.iter().zip(recorded).enumerate() {
+            let refused = |reason| failed(task, RecordedProblem::Refused { turn, call: number + 1, reason });
             self.admit(call, &mut of_turn).map_err(refused)?;
-            let text = Output::ok(result_text(recorded)).limited(limit).text;
+            let text = self.limited(&result_text(recorded))?;
             let name = call.name.clone().unwrap_or_default();
-            Ok(CallResult { name, id: self.dialogue.call_id(call, number), text })
-        };
-        calls.iter().zip(recorded).enumerate().map(&mut result).collect()
+            results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });
+        }
+        Ok(results)
+    }
+
+    /// A result within the limits of its length.
+    fn limited(&self, result: &str) -> Result<String, EnvError> {
+        let ToolsEnvironment { max_result_bytes, max_result_tokens, .. } = *self.settings;
+        let limited = self.dialogue.limited(result, max_result_bytes, max_result_tokens);
+        limited.map_err(|source| self.text_error(source))
     }
 
     /// The results in the order of the calls.
@@ -180,13 +187,7 @@ impl ToolEpisode {
                 Fate::Runs(running) => {
                     let output = running.await.map_err(|error| failed(self.task, error))?;
                     self.counters.ran(&name, output.is_error);
-                    self.dialogue
-                        .limited(
-                            &output.text,
-                            self.settings.max_result_bytes,
-                            self.settings.max_result_tokens,
-                        )
-                        .map_err(|source| self.text_error(source))?
+                    self.limited(&output.text)?
                 }
             };
             results.push(CallResult { name, id: self.dialogue.call_id(call, number), text });

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rloom_core::{Author, ChatMessage, Demonstration, PromptSource, Span, StopReason, Task, Trajectory};
-use rloom_env::{Attempt, EnvError, Environment, SingleTurn, Tools, ToolsEnvironment, demonstrate};
+use rloom_env::{
+    Attempt, EnvError, Environment, EnvironmentSettings, SingleTurn, Tools, ToolsEnvironment, demonstrate,
+};
 use rloom_text::Tokenizer;
 use rloom_text::calls::ToolDeclaration;
 use rloom_tools::{Output, Source, ToolError, ToolSettings, Toolbox};
 use serde_json::{Map, Value, json};
 
-use crate::support::{key, random, task, turn};
+use crate::support::{key, one, random, task, turn};
 
 /// A tokenizer of bytes with the template of a family, whose `ends` are its own tokens that end a turn.
 fn tokenizer(template: &str, ends: &[(&str, &str)]) -> Tokenizer {
@@ -100,11 +102,11 @@ fn demonstrated(
     tokenizer: &Tokenizer,
     task: &Task,
 ) -> Result<Trajectory, EnvError> {
-    block_on(demonstrate(environment, task, tokenizer, 4000, key()))
+    block_on(demonstrate(environment, task, tokenizer, 4000, key())).map(one)
 }
 
 /// The episode of a policy that samples the given texts, each of which ends with a stop token.
-fn sampled(environment: &Tools, tokenizer: &Tokenizer, texts: &[&str]) -> Trajectory {
+fn sampled(environment: &dyn Environment, tokenizer: &Tokenizer, texts: &[&str]) -> Vec<Trajectory> {
     let task = question(&[answer("")]);
     let mut attempt = block_on(Attempt::start(environment, &task, tokenizer, 4000, random())).unwrap();
     for text in texts {
@@ -181,7 +183,7 @@ fn a_demonstration_has_the_tokens_of_a_rollout() {
     let environment = environment(&source, &settings());
     for (family, ends, texts, [first, second]) in FAMILIES {
         let tokenizer = tokenizer(family, ends);
-        let rollout = sampled(&environment, &tokenizer, &texts);
+        let rollout = one(sampled(&environment, &tokenizer, &texts));
         let calls = source.calls.load(Ordering::SeqCst);
         let turns =
             [call("ab", first), result("abab", first), call("c", second), result("cc", second)].into_iter();
@@ -272,4 +274,42 @@ fn recorded_results_are_limited_and_contain_no_special_tokens() {
     let trajectory = demonstrated(&environment, &chatml(), &task).unwrap();
     let text = chatml().decode(&trajectory.tokens, false).unwrap();
     assert!(text.contains("\nab< |stop|>cd[truncated 2 bytes]\n"), "{text}");
+}
+
+/// An environment whose only tool is a calculator, with a limited history.
+fn remembering(history: Value) -> Arc<dyn Environment> {
+    let table = json!({"kind": "tools", "tools": [{"kind": "calculator"}], "history": history});
+    let settings: EnvironmentSettings = serde_json::from_value(table).unwrap();
+    settings.environment(Duration::from_mins(1), None).unwrap()
+}
+
+fn calculated(expression: &str) -> Value {
+    let function = json!({"name": "calculator", "arguments": {"expression": expression}});
+    json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
+}
+
+#[test]
+fn a_limited_history_divides_a_demonstration_as_it_divides_a_rollout() {
+    let plain = |text: &str| json!({"role": "tool", "content": text});
+    let turns = [calculated("1+1"), plain("2"), calculated("2*3"), plain("6"), answer("6")];
+    let text = |expression: &str| {
+        format!(
+            "\n<tool_call>\n{{\"name\": \"calculator\", \"arguments\": {{\"expression\": \"{expression}\"}}}}\n\
+             </tool_call><|stop|>"
+        )
+    };
+    let texts = [text("1+1"), text("2*3"), "6<|stop|>".to_owned()];
+    let window = remembering(json!({"window": 1}));
+    let rollout = sampled(window.as_ref(), &chatml(), &texts.each_ref().map(String::as_str));
+    let demonstration =
+        block_on(demonstrate(window.as_ref(), &question(&turns), &chatml(), 4000, key())).unwrap();
+    assert_eq!(rollout.len(), 2);
+    assert_eq!(
+        demonstration.iter().map(|own| (&own.tokens, authors(own))).collect::<Vec<_>>(),
+        rollout.iter().map(|own| (&own.tokens, authors(own))).collect::<Vec<_>>()
+    );
+    // Where the policy is asked for a summary, the demonstration has a call.
+    let summary = remembering(json!({"summary": {"limit": 100, "request": "Sum up."}}));
+    let error = demonstrated(summary.as_ref(), &chatml(), &question(&turns)).unwrap_err();
+    assert!(matches!(error, EnvError::NoSummary { task: 42 }), "{error}");
 }

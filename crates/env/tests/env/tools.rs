@@ -17,13 +17,18 @@ use crate::support::{one, random, task, turn};
 
 /// A tokenizer of bytes with the template of a family; the turn ends with `<|stop|>`.
 fn tokenizer() -> Tokenizer {
+    tokenizer_with(|template| template)
+}
+
+/// The tokenizer with a changed template.
+fn tokenizer_with(change: impl FnOnce(String) -> String) -> Tokenizer {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/golden");
     let folder = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(golden.join("byte_level").join(name), folder.path().join(name)).unwrap();
     }
     let template = std::fs::read_to_string(golden.join("tool_templates/chatml.jinja")).unwrap();
-    let template = template.replace("<|im_end|>", "<|stop|>");
+    let template = change(template.replace("<|im_end|>", "<|stop|>"));
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     Tokenizer::load(folder.path()).unwrap()
 }
@@ -107,7 +112,10 @@ struct Played {
 
 impl Played {
     fn start(environment: &Tools, task: &Task) -> Self {
-        let tokenizer = tokenizer();
+        Self::start_with(tokenizer(), environment, task)
+    }
+
+    fn start_with(tokenizer: Tokenizer, environment: &Tools, task: &Task) -> Self {
         let attempt = block_on(Attempt::start(environment, task, &tokenizer, 4000, random())).unwrap();
         Self { tokenizer, attempt }
     }
@@ -190,6 +198,50 @@ fn calls_in_reasoning_do_not_run() {
     assert_eq!(played.play(&turn).unwrap().1, observed(&["fast real"]));
     assert_eq!(played.play(&format!("<think>{}</think>No.", call("fast", ""))).unwrap().0, Progress::Done);
     assert_eq!(source.calls.load(Ordering::SeqCst), 1);
+}
+
+/// A template that opens the reasoning of each turn and counts the messages. A resumed episode continues as if it had not been
+/// interrupted: within the reasoning, after as many messages, without the turn that carries no loss.
+#[test]
+fn turns_begin_inside_of_reasoning_also_after_resuming() {
+    let tokenizer = || {
+        let count = |template: String| {
+            template.replace(
+                "'<|im_start|>assistant\\n'",
+                "'<|im_start|>assistant ' ~ (messages | length) ~ '\\n'",
+            )
+        };
+        let variables = json!({"opens_reasoning": true});
+        tokenizer_with(count).with_template_variables(variables.as_object().unwrap())
+    };
+    let source = TestTools::new();
+    let environment =
+        environment(&source, &ToolsEnvironment { on_malformed: OnMalformed::Mask, ..settings() });
+    let mut whole = Played::start_with(tokenizer(), &environment, &question());
+    let turns = [
+        format!("{}</think>{}<tool_call>{{</tool_call>", call("fast", "draft"), call("fast", "1")),
+        format!("{}\n</think>\n{}", call("fast", "draft"), call("fast", "2")),
+    ];
+    let first = whole.play(&turns[0]).unwrap().1;
+    assert!(first.contains("fast 1") && !first.contains("draft"), "{first}");
+    assert!(first.ends_with("assistant 4\n<think>\n"), "{first}");
+    let responses = whole.attempt.responses().to_vec();
+    let second = whole.play(&turns[1]).unwrap().1;
+    assert!(second.contains("fast 2") && !second.contains("draft"), "{second}");
+    assert!(second.ends_with("assistant 6\n<think>\n"), "{second}");
+
+    let mut again = Played::start_with(tokenizer(), &environment, &question());
+    let turn = again.written(&turns[0]);
+    block_on(again.attempt.recall(&turn, &responses[0])).unwrap();
+    assert_eq!(again.play(&turns[1]).unwrap().1, second);
+    // A call in reasoning that does not end is none.
+    for played in [&mut whole, &mut again] {
+        assert_eq!(played.play(&call("fast", "draft")).unwrap().0, Progress::Done);
+    }
+    let (whole, again) = (whole.attempt.finish().unwrap(), again.attempt.finish().unwrap());
+    assert_eq!(whole, again);
+    assert_eq!(whole.policy_ranges().count(), 2);
+    assert_eq!(source.calls.load(Ordering::SeqCst), 3);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! A model learns to search, from rows whose demonstrations have several turns.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 
