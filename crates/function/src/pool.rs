@@ -384,9 +384,7 @@ impl<'p> Worker<'p> {
         self.backoff.succeeded();
         match reply.error {
             None => Ok(reply),
-            Some(error) => {
-                Err(FunctionError::Raised { function: self.function().to_owned(), message: error.message })
-            }
+            Some(error) => Err(error.raised(self.function().to_owned())),
         }
     }
 
