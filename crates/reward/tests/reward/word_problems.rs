@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_core::{PromptSource, SampleKey, StopReason, Task};
 use rloom_reward::math::{Judgement, Reference};
-use rloom_reward::{Completion, Extract, Math, Numeric, Reward, Verdict};
+use rloom_reward::{Assessment, Completion, Extract, Math, Numeric, Reward};
 
 /// The rows of a dataset: solutions and their answers.
 fn rows(jsonl: &str) -> Vec<(String, String)> {
@@ -52,7 +52,7 @@ fn task(answer: &str) -> Task {
     }
 }
 
-pub(crate) fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Verdict {
+pub(crate) fn judge(reward: &dyn Reward, answer: &str, text: &str) -> Assessment {
     let task = task(answer);
     reward
         .judge(&Completion {
