@@ -1,7 +1,7 @@
 //! Times of rewards on texts of one, two and four lengths. A measurement, not a test: `cargo test --release --test reward growth --
 //! --ignored --nocapture` prints those that grow faster than the text.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+#![expect(clippy::print_stdout, reason = "a measurement")]
 
 use std::time::{Duration, Instant};
 
