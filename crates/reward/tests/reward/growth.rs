@@ -109,7 +109,13 @@ fn times_of_one_two_and_four_lengths() {
         let scorer = Scorer::new(&settings, 1, 0).unwrap();
         for part in PARTS {
             let run = |text: &str| {
-                let judged = Judged { task: &task, trajectory: &own, text, transcript: "", prompt: "" };
+                let judged = Judged {
+                    task: &task,
+                    segments: std::slice::from_ref(&own),
+                    text,
+                    transcript: "",
+                    prompt: "",
+                };
                 let _ = scorer.score(&judged, &CurrentComponent::default());
             };
             grown += usize::from(report(&component["kind"].to_string(), part, run));
