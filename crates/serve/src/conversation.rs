@@ -45,7 +45,7 @@ impl EarlierCall {
 /// Builds the messages of a conversation in order.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
-    messages: Vec<ChatMessage>,
+    ended: Vec<ChatMessage>,
     /// Parts of the assistant's message that is being collected.
     open: Option<Assistant>,
     /// Names of the tools by the identifiers of their calls.
@@ -63,7 +63,7 @@ impl Messages {
     /// A message of another role than the assistant's.
     pub(crate) fn push(&mut self, role: &str, text: String) {
         self.end_turn();
-        self.messages.push(ChatMessage::new(role, text));
+        self.ended.push(ChatMessage::new(role, text));
     }
 
     /// Result of a call.
@@ -74,7 +74,7 @@ impl Messages {
             message.fields.insert("name".to_owned(), Value::String(name));
         }
         message.fields.insert("tool_call_id".to_owned(), Value::String(id));
-        self.messages.push(message);
+        self.ended.push(message);
     }
 
     /// Reasoning of the assistant, which begins a new turn after text or calls.
@@ -110,16 +110,16 @@ impl Messages {
             let call = |EarlierCall { id, name, arguments }| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
             message.fields.insert("tool_calls".to_owned(), calls.into_iter().map(call).collect());
         }
-        self.messages.push(message);
+        self.ended.push(message);
     }
 
     /// The messages.
     pub(crate) fn finish(mut self, field: &str) -> Result<Vec<ChatMessage>, Problem> {
         self.end_turn();
-        if self.messages.is_empty() {
+        if self.ended.is_empty() {
             return Err(Problem::field(field, "must contain at least one message"));
         }
-        Ok(self.messages)
+        Ok(self.ended)
     }
 }
 

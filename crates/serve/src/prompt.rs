@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rloom_core::ChatMessage;
-use rloom_core::Content;
+use rloom_core::{ChatMessage, Content};
+use rloom_text::calls::ToolDeclaration;
 use rloom_text::{RenderOptions, TextError};
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ fn rendered(model: &ServedModel, conversation: &Conversation, field: &str) -> Re
     }
     let messages: Vec<ChatMessage> =
         conversation.messages.iter().map(|message| defused(model, message)).collect();
-    let tools: Vec<Value> = conversation.tools.iter().map(|tool| tool.for_template()).collect();
+    let tools: Vec<Value> = conversation.tools.iter().map(ToolDeclaration::for_template).collect();
     let options = RenderOptions {
         tools: (!tools.is_empty()).then_some(&tools),
         variables: (!conversation.variables.is_empty()).then_some(&conversation.variables),

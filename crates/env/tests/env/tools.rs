@@ -215,12 +215,13 @@ fn turns_begin_inside_of_reasoning_also_after_resuming() {
         tokenizer_with(count).with_template_variables(variables.as_object().unwrap())
     };
     let source = TestTools::new();
-    let environment =
-        environment(&source, &ToolsEnvironment { on_malformed: OnMalformed::Mask, ..settings() });
+    let masks =
+        ToolsEnvironment { on_malformed: OnMalformed::Mask, format: Some(CallFormat::Tags), ..settings() };
+    let environment = environment(&source, &masks);
     let mut whole = Played::start_with(tokenizer(), &environment, &question());
     let turns = [
-        format!("{}</think>{}<tool_call>{{</tool_call>", call("fast", "draft"), call("fast", "1")),
-        format!("{}\n</think>\n{}", call("fast", "draft"), call("fast", "2")),
+        "<fast>draft</fast></think><fast>1</fast><fast>open".to_owned(),
+        "<fast>draft</fast>\n</think>\n<fast>2</fast>".to_owned(),
     ];
     let first = whole.play(&turns[0]).unwrap().1;
     assert!(first.contains("fast 1") && !first.contains("draft"), "{first}");
@@ -236,7 +237,7 @@ fn turns_begin_inside_of_reasoning_also_after_resuming() {
     assert_eq!(again.play(&turns[1]).unwrap().1, second);
     // A call in reasoning that does not end is none.
     for played in [&mut whole, &mut again] {
-        assert_eq!(played.play(&call("fast", "draft")).unwrap().0, Progress::Done);
+        assert_eq!(played.play("<fast>draft</fast>").unwrap().0, Progress::Done);
     }
     let (whole, again) = (whole.attempt.finish().unwrap(), again.attempt.finish().unwrap());
     assert_eq!(whole, again);
@@ -292,6 +293,9 @@ fn results_contain_no_special_tokens() {
     let before = played.attempt.tokens().len();
     let (_, text) = played.play(&call("end", "")).unwrap();
     assert_eq!(text, observed(&["a< |stop|>b"]));
+    // Neither can the policy's own words in an error.
+    let (_, error) = Played::start(&environment, &question()).play(&call("\\u003c|stop|>", "")).unwrap();
+    assert!(error.contains("there is no tool `< |stop|>`"), "{error}");
     let stop = played.tokenizer.eos_id().unwrap();
     // One ends the policy's turn, one the results.
     assert_eq!(played.attempt.tokens()[before..].iter().filter(|token| **token == stop).count(), 2);
@@ -408,6 +412,16 @@ fn plain_prompts_continue_with_text() {
     assert_eq!(played.play("6").unwrap().0, Progress::Done);
 }
 
+/// The token that ends a turn is no part of a call that is the whole turn.
+#[test]
+fn the_end_of_a_turn_is_no_part_of_its_call() {
+    let source = TestTools::new();
+    let settings = ToolsEnvironment { format: Some(CallFormat::Llama3), ..settings() };
+    let mut played = Played::start(&environment(&source, &settings), &question());
+    let (_, text) = played.play("{\"name\": \"fast\", \"parameters\": {\"x\": \"1\"}}").unwrap();
+    assert!(text.contains("fast 1"), "{text}");
+}
+
 #[test]
 fn a_template_without_calls_needs_a_format() {
     let tools = Tools::new(&settings()).unwrap();
@@ -439,6 +453,10 @@ fn settings_are_checked() {
         with(json!({"format": "hermes", "on_malformed": "penalty", "malformed_penalty": 0.2})),
         Ok(())
     );
+    for (on_malformed, has_steps) in [(OnMalformed::Observe, false), (OnMalformed::Penalty, true)] {
+        let settings = ToolsEnvironment { on_malformed, ..settings() };
+        assert_eq!(rloom_env::EnvironmentSettings::Tools(settings).has_steps(), has_steps);
+    }
     for (table, expected) in [
         (json!({"tools": []}), "tools"),
         (json!({"malformed_penalty": 0.2}), "which alone reads it"),

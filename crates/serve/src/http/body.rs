@@ -8,7 +8,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::HeaderMap;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::CONTENT_LENGTH;
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderValue};
 use tokio::time::timeout;
 
 use crate::problem::{Problem, ProblemKind};
@@ -24,7 +24,7 @@ pub(super) async fn read(
         let message = format!("the body is longer than {limit} bytes");
         Problem::new(ProblemKind::TooLarge, message)
     };
-    let encoding = headers.get(hyper::header::CONTENT_ENCODING).map(|value| value.as_bytes());
+    let encoding = headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
         return Err(Problem::new(ProblemKind::Encoding, "compressed bodies are not supported"));
     }

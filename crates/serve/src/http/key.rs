@@ -31,7 +31,7 @@ impl ApiKey {
     pub fn random() -> Result<Self, ServeError> {
         let mut bytes = [0_u8; RANDOM_BYTES];
         getrandom::fill(&mut bytes).map_err(|error| ServeError::Random { message: error.to_string() })?;
-        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(Self(format!("{:032x}", u128::from_be_bytes(bytes))))
     }
 
     /// The key, to be shown to its owner.

@@ -156,13 +156,11 @@ type Slot = tokio::sync::OwnedSemaphorePermit;
 /// Accepts a connection once there is a slot for it.
 async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, Slot)> {
     let slot = Arc::clone(slots).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, slot)),
-        Err(_) => {
-            sleep(ACCEPT_PAUSE).await;
-            None
-        }
+    if let Ok((stream, _)) = listener.accept().await {
+        return Some((stream, slot));
     }
+    sleep(ACCEPT_PAUSE).await;
+    None
 }
 
 /// Serves a connection until it ends or the server stops.

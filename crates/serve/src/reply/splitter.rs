@@ -7,6 +7,7 @@ pub(super) const OPEN: &str = "<think>";
 pub(super) const CLOSE: &str = "</think>";
 
 /// How a turn is divided.
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a format")]
 #[derive(Debug, Default)]
 pub(super) struct Division {
     /// The turn may contain reasoning between `<think>` and `</think>`.
@@ -87,8 +88,9 @@ impl Splitter {
             self.state = State::Reasoning;
         } else if at_start.iter().any(|mark| text.starts_with(mark.as_str())) {
             self.state = State::Held;
-        } else if !(thinks && may_become(OPEN)) && !at_start.iter().any(|mark| may_become(mark)) {
-            self.state = State::Content;
+        } else {
+            let is_open = (thinks && may_become(OPEN)) || at_start.iter().any(|mark| may_become(mark));
+            self.state = if is_open { State::Start } else { State::Content };
         }
     }
 
@@ -175,7 +177,7 @@ impl Trimmed {
         let mut text = std::mem::take(&mut self.space) + text;
         if self.trims {
             if self.sent.is_empty() {
-                text = text.trim_start().to_owned();
+                text.drain(..text.len() - text.trim_start().len());
             }
             self.space = text.split_off(text.trim_end().len());
         }

@@ -58,7 +58,7 @@ impl Chat {
         chunk
     }
 
-    fn delta(&self, head: &Head, delta: Value, scored: &[ScoredToken], finish: Option<&Finish>) -> Value {
+    fn delta(&self, head: &Head, delta: &Value, scored: &[ScoredToken], finish: Option<&Finish>) -> Value {
         let mut choice = json!({"index": 0, "delta": delta, "finish_reason": finish.map(finish_reason)});
         choice["logprobs"] = if self.logprobs && !scored.is_empty() { logprobs(scored) } else { Value::Null };
         self.chunk(head, &[choice])
@@ -94,7 +94,7 @@ impl Wire for Chat {
     }
 
     fn begin(&mut self, head: &Head, frames: &mut Frames) {
-        frames.data(&self.delta(head, json!({"role": "assistant", "content": ""}), &[], None));
+        frames.data(&self.delta(head, &json!({"role": "assistant", "content": ""}), &[], None));
     }
 
     fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames) {
@@ -114,16 +114,16 @@ impl Wire for Chat {
                 }
             };
             for delta in deltas {
-                frames.data(&self.delta(head, delta, std::mem::take(&mut scored), None));
+                frames.data(&self.delta(head, &delta, std::mem::take(&mut scored), None));
             }
         }
         if self.logprobs && !scored.is_empty() {
-            frames.data(&self.delta(head, json!({}), scored, None));
+            frames.data(&self.delta(head, &json!({}), scored, None));
         }
     }
 
     fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {
-        frames.data(&self.delta(head, json!({}), &[], Some(&reply.finish)));
+        frames.data(&self.delta(head, &json!({}), &[], Some(&reply.finish)));
         if self.include_usage {
             let mut chunk = self.chunk(head, &[]);
             chunk["usage"] = usage(reply.usage);
@@ -163,7 +163,7 @@ pub(super) fn usage(usage: Usage) -> Value {
 fn logprobs(scored: &[ScoredToken]) -> Value {
     let token = |ScoredToken { text, logprob }: &ScoredToken| {
         // The bytes of an incomplete character are not those of its text.
-        let bytes = (!text.contains(char::REPLACEMENT_CHARACTER)).then(|| text.as_bytes());
+        let bytes = (!text.contains(char::REPLACEMENT_CHARACTER)).then_some(text.as_bytes());
         json!({"token": text, "logprob": logprob, "bytes": bytes, "top_logprobs": []})
     };
     json!({"content": scored.iter().map(token).collect::<Vec<_>>(), "refusal": null})

@@ -48,7 +48,7 @@ impl Completions {
         Ok((ask, Self { logprobs, include_usage, offset: 0 }))
     }
 
-    fn body(&self, head: &Head, choices: &Value) -> Value {
+    fn body(head: &Head, choices: &Value) -> Value {
         json!({
             "id": format!("cmpl-{}", head.id),
             "object": "text_completion",
@@ -58,7 +58,7 @@ impl Completions {
         })
     }
 
-    fn choice(text: &str, logprobs: Value, finish: Option<&Finish>) -> Value {
+    fn choice(text: &str, logprobs: &Value, finish: Option<&Finish>) -> Value {
         json!([{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish.map(finish_reason)}])
     }
 
@@ -84,7 +84,7 @@ impl Completions {
 impl Wire for Completions {
     fn whole(&self, head: &Head, reply: &Reply) -> Value {
         let logprobs = self.logprobs(&reply.scored, 0);
-        let mut body = self.body(head, &Self::choice(&reply.text, logprobs, Some(&reply.finish)));
+        let mut body = Self::body(head, &Self::choice(&reply.text, &logprobs, Some(&reply.finish)));
         body["usage"] = usage(reply.usage);
         body
     }
@@ -105,13 +105,13 @@ impl Wire for Completions {
         }
         let logprobs = self.logprobs(&update.scored, self.offset);
         self.offset += update.scored.iter().map(|token| token.text.chars().count()).sum::<usize>();
-        frames.data(&self.body(head, &Self::choice(&text, logprobs, None)));
+        frames.data(&Self::body(head, &Self::choice(&text, &logprobs, None)));
     }
 
     fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {
-        frames.data(&self.body(head, &Self::choice("", Value::Null, Some(&reply.finish))));
+        frames.data(&Self::body(head, &Self::choice("", &Value::Null, Some(&reply.finish))));
         if self.include_usage {
-            let mut body = self.body(head, &json!([]));
+            let mut body = Self::body(head, &json!([]));
             body["usage"] = usage(reply.usage);
             frames.data(&body);
         }

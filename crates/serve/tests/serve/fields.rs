@@ -29,10 +29,13 @@ fn messages() -> Value {
     json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]})
 }
 
+/// A path, a request that is answered, and fields with which it is not.
+type Refused = (&'static str, Value, Vec<(&'static str, Value)>);
+
 #[test]
 fn what_cannot_be_honoured_is_named() {
     let server = Setup::saying("One").start();
-    let refused: Vec<(&str, Value, Vec<(&str, Value)>)> = vec![
+    let refused: Vec<Refused> = vec![
         (
             CHAT,
             chat(),

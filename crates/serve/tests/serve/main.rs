@@ -1,6 +1,6 @@
 //! The server with a scripted engine: wire formats, limits, cancellation, real clients.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 mod agents;
 mod cancel;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::client::{post, stream};
 use crate::script::{CONTEXT, Setup};
 
-fn chat(more: Value) -> Value {
+fn chat(more: &Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -21,7 +21,7 @@ fn the_text_ends_before_a_stop_string() {
         (json!("One"), ""),
         (json!("our"), "One two three f"),
     ] {
-        let body = chat(json!({"stop": stop}));
+        let body = chat(&json!({"stop": stop}));
         let whole = post(server.address, "/v1/chat/completions", &body).json();
         let choice = &whole["choices"][0];
         assert_eq!(
@@ -49,7 +49,7 @@ fn a_stop_string_ends_a_turn_with_calls() {
     let whole = post(
         server.address,
         "/v1/chat/completions",
-        &chat(json!({"tools": tools, "stop": ["Observation:"]})),
+        &chat(&json!({"tools": tools, "stop": ["Observation:"]})),
     );
     let choice = whole.json()["choices"][0].clone();
     assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{choice}");
@@ -59,14 +59,14 @@ fn a_stop_string_ends_a_turn_with_calls() {
 fn lengths_are_limited_by_request_and_context() {
     let server = Setup::saying(&"word ".repeat(CONTEXT)).start();
     let address = server.address;
-    let whole = post(address, "/v1/chat/completions", &chat(json!({"max_completion_tokens": 7}))).json();
+    let whole = post(address, "/v1/chat/completions", &chat(&json!({"max_completion_tokens": 7}))).json();
     assert_eq!(
         (&whole["choices"][0]["finish_reason"], &whole["usage"]["completion_tokens"]),
         (&json!("length"), &json!(7))
     );
     // More than the context holds is what the context holds.
     for more in [json!({}), json!({"max_tokens": 10_000_000})] {
-        let usage = &post(address, "/v1/chat/completions", &chat(more)).json()["usage"];
+        let usage = &post(address, "/v1/chat/completions", &chat(&more)).json()["usage"];
         assert_eq!(usage["total_tokens"], json!(CONTEXT));
     }
     let body = json!({"max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]});
@@ -77,7 +77,7 @@ fn lengths_are_limited_by_request_and_context() {
     let last = stream(address, "/v1/responses", &json!({"input": "Hi", "max_output_tokens": 3})).events();
     assert_eq!(last.last().unwrap()["type"], "response.incomplete");
 
-    let long = chat(json!({"messages": [{"role": "user", "content": "x".repeat(2 * CONTEXT)}]}));
+    let long = chat(&json!({"messages": [{"role": "user", "content": "x".repeat(2 * CONTEXT)}]}));
     let answer = post(address, "/v1/chat/completions", &long);
     let error = &answer.json()["error"];
     assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
