@@ -86,7 +86,7 @@ mod tests {
 
     /// Attempts and seconds of a judgement that fails as given before it succeeds; negative attempts if it fails in the end.
     fn outcome(most: u32, failures: &[Option<u64>]) -> (i64, f64) {
-        let retries = Retries::with_clock(most, Duration::from_secs(60), Clock::Virtual(Mutex::default()));
+        let retries = Retries::with_clock(most, Duration::from_mins(1), Clock::Virtual(Mutex::default()));
         let mut failures = failures.iter();
         let (result, attempts) = retries.run(|| failures.next().map_or(Ok(()), |wait| Err(Passing(*wait))));
         let sign = if result.is_ok() { 1 } else { -1 };

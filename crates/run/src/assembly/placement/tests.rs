@@ -166,7 +166,7 @@ fn processes_on_cores_are_spread_over_the_machines() {
 fn functions(overrides: &[&str], offer: &Offer) -> Vec<(String, Vec<usize>)> {
     let config = rloom_config::Config::from_text("recipe.toml", RECIPE, overrides);
     let config = config.map_err(|errors| errors.to_string()).unwrap();
-    let roles = function_roles(&config, &config.stages[0], offer).into_iter();
+    let roles = function_roles(&config, &config.stages[0], offer).unwrap().into_iter();
     roles.map(|role| (role.role, role.places.iter().map(|place| place.machine).collect())).collect()
 }
 
