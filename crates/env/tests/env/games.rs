@@ -303,5 +303,5 @@ fn a_turn_that_was_cut_off_is_no_move() {
     let mut attempt = now(Attempt::start(environment.as_ref(), &task, &tokenizer, 1000, random)).unwrap();
     let tokens = tokenizer.encode("R", false).unwrap();
     now(attempt.turn(turn(&tokens, StopReason::Length))).unwrap();
-    assert_eq!(rewards(&attempt.finish().unwrap()), [-0.1]);
+    assert_eq!(rewards(&one(attempt.finish().unwrap())), [-0.1]);
 }
