@@ -64,6 +64,8 @@ class Sample:
     answer: str
     reward: float | None
     components: dict[str, float | None]
+    failures: dict[str, dict[str, Any]]
+    """Kind, message and `retryable` of the components that failed."""
     advantage: float | None
     solved: bool | None
     tokens: int
@@ -87,6 +89,8 @@ class Rollout:
     answer: str
     role: str
     components: dict[str, float | None]
+    failures: dict[str, dict[str, Any]]
+    """Kind, message and `retryable` of the components that failed."""
     solved: bool | None
     advantage: float | None
     tokens: list[int]
@@ -198,13 +202,20 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def _record(kind: type[R], line: dict[str, Any]) -> R:
+    line = {"failures": {}, **line}
     return kind(**{field.name: line[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _rollout(line: dict[str, Any]) -> Rollout:
     rewards = line["rewards"]
     components = {component["name"]: component["value"] for component in rewards["components"]}
-    return _record(Rollout, {**line, **line["key"], "components": components, "solved": rewards["solved"]})
+    failures = {
+        component["name"]: failure
+        for component in rewards["components"]
+        if isinstance(failure := component.get("failure"), dict)
+    }
+    judged = {"components": components, "failures": failures, "solved": rewards["solved"]}
+    return _record(Rollout, {**line, **line["key"], **judged})
 
 
 def _pandas() -> Any:

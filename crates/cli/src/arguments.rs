@@ -4,6 +4,7 @@ mod cluster;
 mod node;
 mod play;
 mod reward;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 pub(crate) use self::node::{Guard, Node};
 pub(crate) use self::play::{Env, Play};
 pub(crate) use self::reward::{Calibrate, Reward, RewardTest};
+pub(crate) use self::serve::Serve;
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]
@@ -60,6 +62,8 @@ pub(crate) enum Command {
     Generate(Generate),
     /// Chat with a model.
     Chat(Chat),
+    /// Serve a model by the APIs of OpenAI and Anthropic.
+    Serve(Serve),
     /// Show the results of a run, or the lineage of a sample.
     Inspect(Inspect),
     /// Write the report of a run, also while it is running.
@@ -193,9 +197,6 @@ pub(crate) struct Sampling {
     /// Minimum probability relative to the most probable token; 0 for no limit [default: the model's, or 0].
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f32>,
-    /// Maximum number of tokens per completion.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(crate) max_new_tokens: usize,
     /// Seed of the random streams.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -205,6 +206,14 @@ pub(crate) struct Sampling {
     /// Format of matrix products [default: the run's, or f32].
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) dtype: Option<Format>,
+}
+
+/// Length of completions.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Length {
+    /// Maximum number of tokens per completion.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_new_tokens: usize,
 }
 
 #[derive(Debug, Args)]
@@ -234,6 +243,8 @@ pub(crate) struct Generate {
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) sampling: Sampling,
+    #[command(flatten)]
+    pub(crate) length: Length,
 }
 
 #[derive(Debug, Args)]
@@ -247,6 +258,8 @@ pub(crate) struct Chat {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) sampling: Sampling,
+    #[command(flatten)]
+    pub(crate) length: Length,
 }
 
 #[derive(Debug, Args)]

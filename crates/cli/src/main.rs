@@ -44,6 +44,7 @@ fn run(command: Command, output: Output) -> Result<(), Failure> {
         Command::Eval(arguments) => commands::eval::run(&arguments, output),
         Command::Generate(arguments) => commands::generate::run(&arguments, output),
         Command::Chat(arguments) => commands::chat::run(&arguments, output),
+        Command::Serve(arguments) => commands::serve::run(&arguments, output),
         Command::Inspect(arguments) => commands::inspect::run(&arguments, output),
         Command::Report(arguments) => commands::report::run(&arguments, output),
         Command::Export(arguments) => commands::export::run(&arguments, output),

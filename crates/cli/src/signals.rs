@@ -55,6 +55,25 @@ pub(crate) fn stop_on_signals(
     Ok(())
 }
 
+/// Calls `act` with the number of each Ctrl-C, SIGTERM or SIGHUP, from 1 on; the third exits. Signals that are ignored stay
+/// ignored.
+pub(crate) fn count_signals(act: impl Fn(u32) + Send + 'static) -> Result<(), Failure> {
+    let failed =
+        |error: std::io::Error| Failure::failed_text(format_args!("cannot listen for signals: {error}"));
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal));
+    let mut signals = Signals::new(wanted).map_err(failed)?;
+    let listen = move || {
+        for (number, _) in (1..).zip(signals.forever()) {
+            if number > 2 {
+                leave();
+            }
+            act(number);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(failed)?;
+    Ok(())
+}
+
 /// Ends this process by SIGTERM when the one that started it ends. Ctrl-C does not reach it any more.
 pub(crate) fn end_with_parent() {
     // Both only fail in sandboxes, where the run ends by itself.

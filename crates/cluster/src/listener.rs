@@ -1,10 +1,10 @@
-//! The controller's listener for daemons that others start.
+//! The controller's listener for daemons.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rloom_wire::{Identity, Listener, Options, Streams, Token};
+use rloom_wire::{Connection, Identity, Listener, Options, Streams, Token, WireError};
 
 use crate::daemon::ROLE;
 use crate::error::ClusterError;
@@ -35,6 +35,16 @@ impl NodeListener {
     /// The address with its actual port.
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
+    }
+
+    /// The next connection, whatever it is for.
+    pub(crate) fn connection(&self, deadline: Instant) -> Result<Connection, WireError> {
+        self.listener.accept(deadline)
+    }
+
+    /// The connections of relays that this process waits for.
+    pub(crate) fn arrivals(&self) -> Arc<Arrivals> {
+        Arc::clone(&self.arrivals)
     }
 
     /// The next daemon. A peer that knows the token and is of another build is an error at once; strangers are named in

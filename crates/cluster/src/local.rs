@@ -2,14 +2,16 @@
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rloom_wire::{Connection, Identity, Listener, Options, TOKEN_VARIABLE, Token, WireError};
+use rloom_wire::{Connection, Options, TOKEN_VARIABLE, Token, WireError};
 
 use crate::daemon::ROLE;
 use crate::error::ClusterError;
 use crate::exit::Exit;
+use crate::listener::NodeListener;
+use crate::relay::Arrivals;
 use crate::tail::Tail;
 use rloom_core::Program;
 
@@ -42,14 +44,15 @@ impl Default for LocalOptions {
 pub(crate) struct LocalDaemon {
     child: Mutex<Child>,
     output: Tail,
+    /// Accepts the connections of its relays.
+    listener: NodeListener,
 }
 
 impl LocalDaemon {
     /// Starts a daemon with a new token and waits for its connection.
     pub(crate) fn launch(options: &LocalOptions) -> Result<(Connection, Self), ClusterError> {
         let token = Token::random()?;
-        let identity = Identity::new("controller", 0, 0);
-        let listener = Listener::bind("127.0.0.1:0", token.clone(), identity, options.wire)?;
+        let listener = NodeListener::bind("127.0.0.1:0", token.clone(), options.wire)?;
         let mut command = options.program.command(ROLE);
         command.arg("--controller").arg(listener.address().to_string());
         // The index of a scheduler is that of another daemon. Without this controller, there is nothing to wait for.
@@ -67,8 +70,8 @@ impl LocalDaemon {
                 return Err(launched(failed.and_then(Result::err).unwrap_or(lost)));
             }
         };
-        let mut daemon = Self { child: Mutex::new(child), output };
-        match daemon.accept(&listener, options.timeout) {
+        let mut daemon = Self { child: Mutex::new(child), output, listener };
+        match daemon.accept(options.timeout) {
             Ok(connection) => Ok((connection, daemon)),
             Err(error) => {
                 daemon.kill();
@@ -77,10 +80,15 @@ impl LocalDaemon {
         }
     }
 
-    fn accept(&self, listener: &Listener, timeout: Duration) -> Result<Connection, ClusterError> {
+    /// The connections of its relays.
+    pub(crate) fn arrivals(&self) -> Arc<Arrivals> {
+        self.listener.arrivals()
+    }
+
+    fn accept(&self, timeout: Duration) -> Result<Connection, ClusterError> {
         let deadline = Instant::now() + timeout;
         loop {
-            match listener.accept(Instant::now() + INTERVAL) {
+            match self.listener.connection(Instant::now() + INTERVAL) {
                 Ok(connection) => return Ok(connection),
                 Err(WireError::NobodyConnected { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -183,7 +183,10 @@ impl Machines {
     /// The first machine of `order` that is connected, with its daemon and host name; `None` if no machine is. Waits for one
     /// at most as long as for the replacement of a daemon, while `goes_on`.
     pub fn first_of(&self, order: &[usize], goes_on: &dyn Fn() -> bool) -> Option<(usize, Node, String)> {
-        let Kind::Joined(joined) = &*self.0 else { return None };
+        let joined = match &*self.0 {
+            Kind::Local(local) => return local.get().ok().map(|node| (0, node, hostname())),
+            Kind::Joined(joined) => joined,
+        };
         let deadline = Instant::now() + joined.replace;
         let find = |members: &Members| {
             let found = order.iter().find_map(|&machine| Some((machine, members.live(machine)?)));

@@ -51,8 +51,8 @@ struct Handle {
 #[derive(Debug)]
 struct Shared {
     connection: Connection,
-    /// Where its relayed connections arrive; `None` on this machine, where nothing is relayed.
-    arrivals: Option<Arc<Arrivals>>,
+    /// Where its relayed connections arrive.
+    arrivals: Arc<Arrivals>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -107,18 +107,19 @@ impl Node {
     /// Launches a daemon on this machine.
     pub fn local(options: &LocalOptions) -> Result<Self, ClusterError> {
         let (connection, daemon) = LocalDaemon::launch(options)?;
-        Self::with_daemon(connection, Some(daemon), None)
+        let arrivals = daemon.arrivals();
+        Self::with_daemon(connection, Some(daemon), arrivals)
     }
 
     /// A node whose daemon others started.
     pub(crate) fn of(connection: Connection, arrivals: Arc<Arrivals>) -> Result<Self, ClusterError> {
-        Self::with_daemon(connection, None, Some(arrivals))
+        Self::with_daemon(connection, None, arrivals)
     }
 
     fn with_daemon(
         connection: Connection,
         daemon: Option<LocalDaemon>,
-        arrivals: Option<Arc<Arrivals>>,
+        arrivals: Arc<Arrivals>,
     ) -> Result<Self, ClusterError> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { connection, arrivals, state, changed });
@@ -192,11 +193,8 @@ impl Node {
             let (node, process) = (self.name(), spec.name.clone());
             ClusterError::NotStarted { node, process, reason: reason.to_owned() }
         };
-        let Some(arrivals) = &self.shared().arrivals else {
-            return Err(not_started("its daemon, which this process has started, relays nothing"));
-        };
         let closing = Arc::new(Closing::new().map_err(|source| ClusterError::Launch { source })?);
-        let expected = arrivals.expect();
+        let expected = self.shared().arrivals.expect();
         let process = self.start_with(spec, Some(expected.number), deadline)?;
         self.shared().until_lost(&closing).map_err(|lost| self.lost(lost))?;
         match expected.wait(&closing, deadline.min(Instant::now() + RELAYING)) {
@@ -286,7 +284,10 @@ impl Node {
 
     /// The same for the address that `listener` has.
     pub fn relay_on(&self, listener: TcpListener, port: u16) -> Result<Relay, ClusterError> {
-        let Some(arrivals) = self.shared().arrivals.clone() else { return Ok(Relay::direct(port)) };
+        if self.is_local() {
+            return Ok(Relay::direct(port));
+        }
+        let arrivals = Arc::clone(&self.shared().arrivals);
         let failed = |source| ClusterError::Relay { node: self.name(), port, source };
         let closing = Arc::new(Closing::new().map_err(failed)?);
         let (shared, until) = (Arc::clone(&self.0.shared), Arc::clone(&closing));
@@ -516,16 +517,8 @@ impl Shared {
                     *process = Some(exit);
                 }
             }
-            NodeEvent::NotRelayed { connection } => {
-                if let Some(arrivals) = &self.arrivals {
-                    arrivals.refused(connection);
-                }
-            }
-            NodeEvent::RelayEnded { connection } => {
-                if let Some(arrivals) = &self.arrivals {
-                    arrivals.ended(connection);
-                }
-            }
+            NodeEvent::NotRelayed { connection } => self.arrivals.refused(connection),
+            NodeEvent::RelayEnded { connection } => self.arrivals.ended(connection),
             reply if state.waiting.contains(&number) => {
                 state.replies.insert(number, reply);
             }

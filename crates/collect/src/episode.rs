@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_core::{PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{Failure, PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{Attempt, EnvError, Environment, Progress, RecordedResponse, Turn};
 use rloom_reward::{CurrentComponent, Judged, Scorer};
@@ -420,11 +420,11 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
     ) -> Result<(), CollectError> {
         let scorer = &self.settings.scorer;
         let (episodes, share) = (rewards.len(), scorer.max_dropped());
-        let failures: Vec<&str> =
+        let failures: Vec<&Failure> =
             rewards.filter_map(|(task, rewards)| scorer.failure(&task.domain, rewards)).collect();
         match failures.last() {
-            Some(&last) if failures.len() as f64 > share * episodes as f64 => {
-                let (dropped, last) = (failures.len(), last.to_owned());
+            Some(last) if failures.len() as f64 > share * episodes as f64 => {
+                let (dropped, last) = (failures.len(), last.message.clone());
                 Err(CollectError::TooManyDropped { dropped, episodes, share, last })
             }
             _ => Ok(()),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
+use rloom_reward::Scorer;
 use rloom_telemetry::Metrics;
 
 /// Returns rewards, completion lengths and staleness of a batch that is trained from `version`.
@@ -18,7 +19,7 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
     }
     let mut components: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for component in episodes.iter().flat_map(|e| &e.rewards.components) {
-        if let Some(value) = component.value {
+        if let Some(value) = component.value() {
             components.entry(&component.name).or_default().push(value);
         }
     }
@@ -101,6 +102,24 @@ pub(crate) fn pass_at_k(n: u64, correct: u64, k: u64) -> f64 {
         all_fail *= 1.0 - k as f64 / i as f64;
     }
     1.0 - all_fail
+}
+
+/// Failures and repeated attempts of rewards. Of failures there are some only with `on_error = "drop"`: otherwise the first one
+/// fails its group.
+pub fn failure_metrics(scorer: &Scorer) -> Metrics {
+    let named = |prefix, counts: Vec<(&str, u64)>| {
+        let counted = counts.into_iter().filter(|(_, count)| *count > 0);
+        counted.map(|(name, count)| (format!("{prefix}{name}"), count as f64)).collect::<Vec<_>>()
+    };
+    let kinds = scorer.failures_by_kind().map(|(kind, count)| (kind.name(), count)).collect();
+    [
+        named(metric::REWARD_FAILURES_PREFIX, scorer.failures().collect()),
+        named(metric::REWARD_FAILURE_KIND_PREFIX, kinds),
+        named(metric::REWARD_RETRIES_PREFIX, scorer.retries().collect()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 33] = [
+const WITHOUT_INFLUENCE: [&str; 34] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -44,6 +44,7 @@ const WITHOUT_INFLUENCE: [&str; 33] = [
     "rollout.probe_tolerance",
     "rollout.timeout_seconds",
     "reward.timeout_seconds",
+    "reward.retries",
 ];
 /// Settings that may change from a checkpoint on.
 const FROM_A_CHECKPOINT: [&str; 22] = [

@@ -1,6 +1,8 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use crate::{PolicyVersion, Task, Ticket, Trajectory};
+use crate::{Failure, FailureKind, PolicyVersion, Task, Ticket, Trajectory, Verdict};
 
 /// Use of an episode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,24 +14,75 @@ pub enum Role {
     Baseline,
 }
 
-/// One named component of a reward.
+/// One named component of a reward. Its record has `value`, and `failure` if it failed; records of earlier versions have the
+/// message alone as `failure`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "RecordedComponent", into = "RecordedComponent")]
 pub struct RewardComponent {
     /// Name, as in the metric `reward/<name>`.
     pub name: String,
     /// Weight in the sum.
     pub weight: f64,
-    /// Value before weighting; `None` if the component does not apply to this episode, or has failed.
-    pub value: Option<f64>,
-    /// Why the component failed to judge the episode.
+    /// Verdict, before weighting.
+    pub verdict: Verdict,
+}
+
+/// A component as it is recorded.
+#[derive(Serialize, Deserialize)]
+struct RecordedComponent {
+    name: String,
+    weight: f64,
+    value: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
+    failure: Option<RecordedFailure>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum RecordedFailure {
+    Typed(Failure),
+    Message(String),
+}
+
+impl From<RecordedComponent> for RewardComponent {
+    fn from(recorded: RecordedComponent) -> Self {
+        let RecordedComponent { name, weight, value, failure } = recorded;
+        let failed = failure.map(|failure| match failure {
+            RecordedFailure::Typed(failure) => failure,
+            RecordedFailure::Message(message) => {
+                Failure { kind: FailureKind::Component, retryable: false, message }
+            }
+        });
+        Self { name, weight, verdict: failed.map_or_else(|| Verdict::of(value), Verdict::Failed) }
+    }
+}
+
+impl From<RewardComponent> for RecordedComponent {
+    fn from(component: RewardComponent) -> Self {
+        let RewardComponent { name, weight, verdict } = component;
+        let value = verdict.value();
+        let failure = match verdict {
+            Verdict::Failed(failure) => Some(RecordedFailure::Typed(failure)),
+            Verdict::Value(_) | Verdict::NotApplicable => None,
+        };
+        Self { name, weight, value, failure }
+    }
 }
 
 impl RewardComponent {
-    /// A component with its value; `None` if it does not apply.
+    /// A component that judged: with its value, or `None` if it does not apply.
     pub fn new(name: impl Into<String>, weight: f64, value: Option<f64>) -> Self {
-        Self { name: name.into(), weight, value, failure: None }
+        Self { name: name.into(), weight, verdict: Verdict::of(value) }
+    }
+
+    /// The value, if there is one.
+    pub fn value(&self) -> Option<f64> {
+        self.verdict.value()
+    }
+
+    /// The failure, if the component failed.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.verdict.failure()
     }
 }
 
@@ -53,10 +106,20 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Rewards {
+    /// Values by the name of their component; `None` where one does not apply or has failed.
+    pub fn values(&self) -> BTreeMap<String, Option<f64>> {
+        self.components.iter().map(|c| (c.name.clone(), c.value())).collect()
+    }
+
+    /// Failures by the name of their component.
+    pub fn failures(&self) -> BTreeMap<String, Failure> {
+        self.components.iter().filter_map(|c| Some((c.name.clone(), c.failure()?.clone()))).collect()
+    }
+
     /// The failure of a component that counts. Such an episode has no reward: that of the other components would treat the
     /// failure as a value of 0.
-    pub fn failure(&self) -> Option<&str> {
-        self.components.iter().filter(|c| c.weight != 0.0).find_map(|c| c.failure.as_deref())
+    pub fn failure(&self) -> Option<&Failure> {
+        self.components.iter().filter(|c| c.weight != 0.0).find_map(RewardComponent::failure)
     }
 
     /// The weighted sum of the components that apply; `None` if none does or one has failed.
@@ -67,7 +130,7 @@ impl Rewards {
         let mut applies = false;
         let mut sum = 0.0;
         for c in &self.components {
-            if let Some(v) = c.value {
+            if let Some(v) = c.value() {
                 applies = true;
                 sum += c.weight * v;
             }
@@ -109,5 +172,35 @@ impl Group {
     /// Oldest policy version among the policy tokens.
     pub fn oldest_version(&self) -> Option<PolicyVersion> {
         self.episodes.iter().flat_map(|e| &e.segments).filter_map(Trajectory::oldest_version).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    fn read(record: &str) -> RewardComponent {
+        serde_json::from_str(record).unwrap()
+    }
+
+    #[test]
+    fn records_of_verdicts_are_read_as_they_were_written() {
+        let failure =
+            Failure { kind: FailureKind::Infrastructure, retryable: true, message: "no answer".into() };
+        for verdict in [Verdict::Value(0.5), Verdict::NotApplicable, Verdict::Failed(failure)] {
+            let component = RewardComponent { name: "judge".into(), weight: 2.0, verdict };
+            assert_eq!(read(&serde_json::to_string(&component).unwrap()), component);
+        }
+    }
+
+    #[test]
+    fn records_without_a_kind_are_failures_of_the_component() {
+        let old = read(r#"{"name":"judge","weight":1.0,"value":null,"failure":"no answer"}"#);
+        let failure = old.failure().unwrap();
+        assert_eq!((failure.kind, failure.message.as_str()), (FailureKind::Component, "no answer"));
+        assert_eq!(read(r#"{"name":"a","weight":1.0,"value":null}"#).verdict, Verdict::NotApplicable);
+        assert_eq!(read(r#"{"name":"a","weight":1.0,"value":0.25}"#).verdict, Verdict::Value(0.25));
     }
 }

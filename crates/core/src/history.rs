@@ -12,7 +12,12 @@ pub enum History {
     Full,
     /// The prompt and this number of last turns with their observations, at least one. A turn for which an earlier one is
     /// left out begins a new segment of the episode.
-    Window(u32),
+    Window(
+        #[schemars(
+            description = "Number of last turns that the policy sees with their observations, from 1 to 1000, after the prompt."
+        )]
+        u32,
+    ),
     /// All turns up to a number of tokens. Then the policy is asked for a summary, and the episode continues in a new
     /// segment with the prompt and the summary.
     Summary(SummarySettings),

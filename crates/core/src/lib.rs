@@ -19,6 +19,7 @@ mod schedule;
 mod setting;
 mod task;
 mod trajectory;
+mod verdict;
 
 pub use apportion::Apportionment;
 pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
@@ -34,3 +35,4 @@ pub use trajectory::{
     Attachment, Author, PolicyId, PolicyVersion, SampleKey, Span, StepReward, StopReason, Ticket, Trajectory,
     TrajectoryError, VersionSpan,
 };
+pub use verdict::{Failure, FailureKind, Verdict};

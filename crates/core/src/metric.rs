@@ -58,6 +58,10 @@ metrics! {
     REWARD_PREFIX = prefix "reward/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
+    /// Failures of reward components in the stage so far, by what failed: `infrastructure`, `task` or `component` follows.
+    REWARD_FAILURE_KIND_PREFIX = prefix "reward_failure_kind/", "failures";
+    /// Attempts that a named reward component repeated in the stage so far. The component's name follows.
+    REWARD_RETRIES_PREFIX = prefix "reward_retries/", "attempts";
     /// Calls of tools that ran since the last step.
     TOOL_CALLS = "tools/calls", "calls";
     /// Calls of one tool that ran since the last step. The tool's name follows.

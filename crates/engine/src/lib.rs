@@ -30,9 +30,9 @@ pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, RequestName, RequestTime,
     RequestTimes, RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError, RolloutSettings,
-    RolloutStatistics, SamplingSettings, ServerSettings, Speculation, TensorParallel, VersionGranularity,
-    WaitedFor, WeightTransfer, WorkerActivity, WorkerFailure, WorkerStatus, generate_all,
-    inverse_temperature,
+    RolloutStatistics, SampledToken, SamplingSettings, ServerSettings, Speculation, TensorParallel,
+    TokenSink, VersionGranularity, WaitedFor, WeightTransfer, WorkerActivity, WorkerFailure, WorkerStatus,
+    generate_all, inverse_temperature,
 };
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,

@@ -50,10 +50,10 @@ pub struct Guess {
 pub struct GuessSettings {
     /// Maximum number of turns of a game, from 1 to 1000.
     pub max_turns: u32,
-    /// What the policy sees of earlier turns.
+    /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
     #[serde(skip_serializing_if = "History::is_full")]
     pub history: History,
-    /// The reasoning of earlier turns, if the chat template drops it.
+    /// What becomes of the reasoning of earlier turns that the chat template drops. Default: `"keep"`.
     #[serde(skip_serializing_if = "EarlierReasoning::is_kept")]
     pub earlier_reasoning: EarlierReasoning,
 }

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use rloom_core::FailureKind;
+
 /// A call of a function that failed.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum FunctionError {
@@ -40,6 +42,8 @@ pub enum FunctionError {
     Raised {
         /// The function.
         function: String,
+        /// What failed, as the function says.
+        kind: FailureKind,
         /// Message and traceback.
         message: String,
     },
@@ -106,6 +110,8 @@ pub enum FunctionError {
         url: String,
         /// The status.
         status: u16,
+        /// Least wait before another request, as the server asks.
+        retry_after: Duration,
         /// Beginning of the body.
         body: String,
     },
@@ -173,10 +179,58 @@ pub enum Malformed {
 }
 
 impl FunctionError {
+    /// What failed.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::Raised { kind, .. } => *kind,
+            Self::Refused { .. } | Self::Malformed { .. } => FailureKind::Component,
+            Self::Start { .. }
+            | Self::Connect { .. }
+            | Self::Ended { .. }
+            | Self::TimedOut { .. }
+            | Self::NotReady { .. }
+            | Self::EpisodeLost { .. }
+            | Self::Unreachable { .. }
+            | Self::Status { .. }
+            | Self::Closed { .. } => FailureKind::Infrastructure,
+        }
+    }
+
+    /// True if another call may succeed. One that used up its time is not repeated.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Raised { kind, .. } => *kind == FailureKind::Infrastructure,
+            Self::Status { status, .. } => may_pass(*status),
+            Self::Start { .. }
+            | Self::Connect { .. }
+            | Self::Ended { .. }
+            | Self::EpisodeLost { .. }
+            | Self::Unreachable { .. } => true,
+            Self::Refused { .. }
+            | Self::TimedOut { .. }
+            | Self::NotReady { .. }
+            | Self::Malformed { .. }
+            | Self::Closed { .. } => false,
+        }
+    }
+
+    /// Least wait before another call.
+    pub fn retry_after(&self) -> Duration {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// True if another process may succeed.
     pub(crate) fn is_crash(&self) -> bool {
         matches!(self, Self::Ended { .. })
     }
+}
+
+/// True for the statuses of servers that may answer the same request later.
+pub fn may_pass(status: u16) -> bool {
+    matches!(status, 408 | 429 | 500..)
 }
 
 fn quoted(stderr: &str) -> String {

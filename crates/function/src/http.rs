@@ -1,19 +1,16 @@
 //! Functions behind an HTTP address.
 
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use ureq::Agent;
+use ureq::http::Response;
 
 use crate::FunctionError;
 use crate::error::excerpt;
 use crate::protocol::Reply;
 
-/// Attempts at a request that the server did not answer, or refused for the time being.
-const ATTEMPTS: u32 = 3;
-/// Wait before the second attempt; it doubles.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Longest body of an answer in bytes.
 const LONGEST_BODY: u64 = 16 << 20;
 
@@ -27,12 +24,6 @@ pub struct HttpClient {
     /// Free connections.
     free: Mutex<usize>,
     freed: Condvar,
-}
-
-/// A failed attempt.
-struct Attempt {
-    error: FunctionError,
-    may_repeat: bool,
 }
 
 impl HttpClient {
@@ -61,63 +52,39 @@ impl HttpClient {
         self.connections
     }
 
-    /// Posts a request, again after a failure that may pass; all attempts share the timeout.
+    /// Posts a request.
     pub(crate) fn call(&self, body: &Value) -> Result<Reply, FunctionError> {
         let _connection = self.connection();
-        let deadline = Instant::now() + self.timeout;
-        let mut wait = FIRST_WAIT;
-        for attempt in 1.. {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.attempt(body, left) {
-                Ok(reply) => return self.checked(reply),
-                Err(failed) => {
-                    let is_last = attempt >= ATTEMPTS || !failed.may_repeat;
-                    if is_last || Instant::now() + wait >= deadline {
-                        return Err(failed.error);
-                    }
-                }
-            }
-            std::thread::sleep(wait);
-            wait *= 2;
-        }
-        unreachable!("the last attempt returns")
-    }
-
-    fn attempt(&self, body: &Value, timeout: Duration) -> Result<Reply, Attempt> {
-        let unreachable = |error: ureq::Error| Attempt {
-            error: match error {
-                ureq::Error::Timeout(_) => FunctionError::TimedOut {
-                    function: self.url.clone(),
-                    timeout: self.timeout,
-                    stderr: String::new(),
-                },
-                error => FunctionError::Unreachable { url: self.url.clone(), reason: error.to_string() },
+        let unreachable = |error: ureq::Error| match error {
+            ureq::Error::Timeout(_) => FunctionError::TimedOut {
+                function: self.url.clone(),
+                timeout: self.timeout,
+                stderr: String::new(),
             },
-            may_repeat: true,
+            error => FunctionError::Unreachable { url: self.url.clone(), reason: error.to_string() },
         };
         let request = self.agent.post(&self.url).header("content-type", "application/json");
-        let request = request.config().timeout_global(Some(timeout)).build();
+        let request = request.config().timeout_global(Some(self.timeout)).build();
         let mut response = request.send(body.to_string()).map_err(unreachable)?;
-        let status = response.status().as_u16();
+        let (status, retry_after) = (response.status().as_u16(), retry_after(&response));
         let text =
             response.body_mut().with_config().limit(LONGEST_BODY).read_to_vec().map_err(unreachable)?;
         if status != 200 {
             let body = excerpt(&String::from_utf8_lossy(&text));
-            return Err(Attempt {
-                error: FunctionError::Status { url: self.url.clone(), status, body },
-                may_repeat: status == 429 || status >= 500,
-            });
+            return Err(FunctionError::Status { url: self.url.clone(), status, retry_after, body });
         }
-        crate::protocol::read_body(&text).map_err(|problem| Attempt {
-            error: FunctionError::Malformed { function: self.url.clone(), problem, stderr: String::new() },
-            may_repeat: false,
-        })
+        let reply = crate::protocol::read_body(&text).map_err(|problem| FunctionError::Malformed {
+            function: self.url.clone(),
+            problem,
+            stderr: String::new(),
+        })?;
+        self.checked(reply)
     }
 
     fn checked(&self, reply: Reply) -> Result<Reply, FunctionError> {
         match reply.error {
             None => Ok(reply),
-            Some(error) => Err(FunctionError::Raised { function: self.url.clone(), message: error.message }),
+            Some(error) => Err(error.raised(self.url.clone())),
         }
     }
 
@@ -138,4 +105,12 @@ impl Drop for Connection<'_> {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.freed.notify_one();
     }
+}
+
+/// The wait that a server asks for, in seconds. Dates are not read.
+pub fn retry_after<B>(response: &Response<B>) -> Duration {
+    let seconds =
+        response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    seconds
+        .map_or(Duration::ZERO, |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO))
 }

@@ -131,11 +131,11 @@ impl Judge {
         }
     }
 
-    /// Judges the samples in one call, which waits for the answer.
+    /// Judges the samples in one call, which waits for the answer. A failed call is not repeated.
     pub fn judge(&self, samples: &[Sample<'_>]) -> Result<Verdicts, FunctionError> {
         let body = json!({ "samples": samples });
         let (reply, name) = match &self.0 {
-            Backend::Pool(pool) => (pool.call("judge", body)?, pool.name()),
+            Backend::Pool(pool) => (pool.call_once("judge", body)?, pool.name()),
             Backend::Http(client) => (client.call(&json!({ "v": 1, "judge": body }))?, client.url()),
         };
         let malformed =

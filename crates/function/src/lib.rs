@@ -25,9 +25,9 @@ mod settings;
 mod stderr;
 mod tools;
 
-pub use error::{FunctionError, Malformed};
+pub use error::{FunctionError, Malformed, may_pass};
 pub use host::{Host, Hosted, HostedCommand, HostedProcess};
-pub use http::HttpClient;
+pub use http::{HttpClient, retry_after};
 pub use judge::{Judge, Sample, SampleVerdict, Verdicts};
 pub use line_process::LineProcess;
 pub use method::{Completions, LossAnswer, LossCall, MethodFunction, absolute_function, function_file};

@@ -1,10 +1,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::HostedCommand;
 
 /// Environment variable with the path of the Unix socket on which a caller serves its functions.
 pub const CALLER_VARIABLE: &str = "RLOOM_CALLER";
+
+/// Shortest time that a worker has to get ready: imports of large libraries take long.
+pub(crate) const START: Duration = Duration::from_mins(1);
 
 /// Use of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +38,8 @@ pub struct Peer {
     /// Name that the worker loads.
     pub(crate) function: String,
     pub(crate) role: Role,
+    /// Shortest time that a worker has to get ready.
+    pub(crate) start: Duration,
     pub(crate) transport: Transport,
 }
 
@@ -60,7 +66,7 @@ impl Peer {
             });
         let name = format!("`{}`", command.join(" "));
         let transport = Transport::Process { program, arguments, prelude: None };
-        Self { function: String::new(), name, role, transport }
+        Self { function: String::new(), name, role, start: START, transport }
     }
 
     /// The program of a worker on another machine, and the line that precedes its first request; `None` for functions of the
@@ -83,6 +89,7 @@ impl Peer {
     /// A function that a process serves on a Unix socket.
     pub fn socket(function: &str, socket: PathBuf, role: Role) -> Self {
         let name = format!("the caller's function `{function}`");
-        Self { function: function.to_owned(), name, role, transport: Transport::Socket(socket) }
+        let transport = Transport::Socket(socket);
+        Self { function: function.to_owned(), name, role, start: START, transport }
     }
 }

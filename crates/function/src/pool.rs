@@ -14,8 +14,6 @@ use crate::process::{End, Process};
 use crate::protocol::{self, Reply};
 use crate::{FunctionError, Host, Malformed, Peer};
 
-/// Shortest time that a worker has to get ready: imports of large libraries take long.
-const START: Duration = Duration::from_mins(1);
 /// A call that only loads the function.
 const CHECK: &str = "check";
 /// Longest line of an answer in bytes.
@@ -384,9 +382,7 @@ impl<'p> Worker<'p> {
         self.backoff.succeeded();
         match reply.error {
             None => Ok(reply),
-            Some(error) => {
-                Err(FunctionError::Raised { function: self.function().to_owned(), message: error.message })
-            }
+            Some(error) => Err(error.raised(self.function().to_owned())),
         }
     }
 
@@ -430,8 +426,8 @@ impl<'p> Worker<'p> {
         }
         self.process = Some(process);
         self.calls = 0;
-        let Peer { function, role, .. } = &self.shared.peer;
-        let timeout = self.shared.limits.timeout.max(START);
+        let Peer { function, role, start, .. } = &self.shared.peer;
+        let timeout = self.shared.limits.timeout.max(*start);
         let reply = match self.exchange("hello", &protocol::hello(function, *role), timeout) {
             Err(FunctionError::TimedOut { function, timeout, stderr }) => {
                 return Err(FunctionError::NotReady { function, timeout, stderr });

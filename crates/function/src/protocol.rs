@@ -1,11 +1,12 @@
 //! Messages of the protocol: one JSON object a line, answers in the order of the requests.
 
+use rloom_core::FailureKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::excerpt;
 use crate::method::LossBody;
-use crate::{Malformed, Role};
+use crate::{FunctionError, Malformed, Role};
 
 /// Version of the protocol.
 const VERSION: u32 = 1;
@@ -88,7 +89,19 @@ impl Ready {
 /// A failure that a worker reports.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ErrorBody {
+    /// `infrastructure` or `task`; all else is a failure of the function.
+    #[serde(default)]
+    kind: Option<String>,
     pub(crate) message: String,
+}
+
+impl ErrorBody {
+    /// The error of a call.
+    pub(crate) fn raised(self, function: String) -> FunctionError {
+        let named = |kind: &FailureKind| Some(kind.name()) == self.kind.as_deref();
+        let kind = FailureKind::ALL.into_iter().find(named).unwrap_or(FailureKind::Component);
+        FunctionError::Raised { function, kind, message: self.message }
+    }
 }
 
 /// Reads the answer to request `id`.

@@ -1,17 +1,22 @@
 //! The Python side, which the program carries with it: nothing has to be installed but Python.
 
+use std::time::Duration;
+
 use serde_json::json;
 
-use crate::peer::Transport;
+use crate::peer::{START, Transport};
 use crate::{Peer, Role};
 
+/// Shortest time for a model to get ready.
+const MODEL_START: Duration = Duration::from_mins(15);
 /// Reads the modules from the first line of stdin and serves the function.
 const BOOTSTRAP: &str = include_str!("../../../python/rloom/functions/bootstrap.py");
 
 /// Modules of the package `rloom.functions`, each after those that it imports.
-const MODULES: [(&str, &str); 8] = [
+const MODULES: [(&str, &str); 9] = [
     ("errors", include_str!("../../../python/rloom/functions/errors.py")),
     ("samples", include_str!("../../../python/rloom/functions/samples.py")),
+    ("reward_model", include_str!("../../../python/rloom/functions/reward_model.py")),
     ("loading", include_str!("../../../python/rloom/functions/loading.py")),
     ("adapters", include_str!("../../../python/rloom/functions/adapters.py")),
     ("environments", include_str!("../../../python/rloom/functions/environments.py")),
@@ -21,6 +26,15 @@ const MODULES: [(&str, &str); 8] = [
 ];
 
 impl Peer {
+    /// A reward model in a folder of transformers, which computes at most `batch_tokens` tokens at a time.
+    pub fn reward_model(folder: &str, batch_tokens: u64, python: &str, role: Role) -> Self {
+        Self {
+            name: format!("the reward model {folder}"),
+            start: MODEL_START,
+            ..Self::python(&format!("reward_model:{batch_tokens}:{folder}"), python, role)
+        }
+    }
+
     /// A function of a Python file, `file.py:name`.
     pub fn python(function: &str, python: &str, role: Role) -> Self {
         let modules: serde_json::Map<_, _> =
@@ -29,6 +43,7 @@ impl Peer {
             name: format!("the function {function}"),
             function: function.to_owned(),
             role,
+            start: START,
             transport: Transport::Process {
                 program: python.into(),
                 arguments: vec!["-c".into(), BOOTSTRAP.into()],

@@ -120,10 +120,10 @@ pub struct PythonEnvironment {
     /// Memory in MiB above which a process is replaced, once its episodes are over; 0: no limit.
     #[serde(default)]
     pub memory_mib: u64,
-    /// What the policy sees of earlier turns.
+    /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
     #[serde(default, skip_serializing_if = "History::is_full")]
     pub history: History,
-    /// The reasoning of earlier turns, if the chat template drops it.
+    /// What becomes of the reasoning of earlier turns that the chat template drops. Default: `"keep"`.
     #[serde(default, skip_serializing_if = "EarlierReasoning::is_kept")]
     pub earlier_reasoning: EarlierReasoning,
 }

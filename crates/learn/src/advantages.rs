@@ -85,7 +85,7 @@ fn numbers_of<'a>(
             .get(places.end.wrapping_sub(1))
             .copied()
             .filter(|_| is_truncated(episode)),
-        components: episode.rewards.components.iter().map(|c| (c.weight, c.value)).collect(),
+        components: episode.rewards.components.iter().map(|c| (c.weight, c.value())).collect(),
         steps: Vec::new(),
         given: Vec::new(),
         prm: joined(&known.prm),

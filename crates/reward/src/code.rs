@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fence::last_block;
 use crate::verifier::Truncated;
-use crate::{Completion, ComponentError, JudgeError, Reward, Score, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward, Score};
 
 /// Field of a row that names the language.
 const LANGUAGE_FIELD: &str = "language";
@@ -171,18 +171,18 @@ impl CodeReward {
 }
 
 impl Reward for CodeReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let deadline = Instant::now() + self.timeout;
         let cases = self.cases(completion)?;
         let language = self.language(completion, &cases)?;
         let program = if self.settings.fenced { last_block(completion.text) } else { Some(completion.text) };
         let Some(program) = program else {
-            return Ok(self.settings.truncated.apply(completion, Verdict::outcome(false, false)));
+            return Ok(self.settings.truncated.apply(completion, Assessment::outcome(false, false)));
         };
         let stops_early = self.settings.score == Score::All;
         let found = self.judge_of_machine()?.judge(language, program, &cases, stops_early, deadline);
         let found = found.map_err(|error| JudgeError::Sandbox(Box::new(error)))?;
-        let mut verdict = Verdict::outcome(found.is_solved(), true);
+        let mut verdict = Assessment::outcome(found.is_solved(), true);
         if self.settings.score == Score::Fraction {
             verdict.value = Some(found.passed() as f64 / found.total as f64);
         }

@@ -39,9 +39,9 @@ pub struct Completion<'a> {
     pub stage: u32,
 }
 
-/// The verdict of a reward.
+/// What a reward says about a completion that it can judge.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Verdict {
+pub struct Assessment {
     /// The value; `None` if the reward does not apply to this completion.
     pub value: Option<f64>,
     /// True if the task is solved; verifiers only.
@@ -50,7 +50,7 @@ pub struct Verdict {
     pub parsed: Option<bool>,
 }
 
-impl Verdict {
+impl Assessment {
     /// A value without an outcome.
     pub fn value(value: f64) -> Self {
         Self { value: Some(value), ..Self::default() }
@@ -71,11 +71,11 @@ impl Verdict {
 /// thread.
 pub trait Reward: Debug + Send + Sync {
     /// Judges one completion.
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError>;
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError>;
 
     /// Judges all completions of a group, in order. Called instead of [`judge`](Self::judge) for components that judge
     /// whole groups.
-    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
         completions.iter().map(|completion| self.judge(completion)).collect()
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::extract::{self, Extract};
 use crate::math;
 use crate::verifier::{Truncated, reference, unreadable};
-use crate::{Completion, ComponentError, JudgeError, ReferenceForm, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, ReferenceForm, Reward};
 
 /// Verifies an expression that must use each of the given numbers once and evaluate to the target.
 ///
@@ -39,17 +39,17 @@ impl Default for Countdown {
 }
 
 impl Reward for Countdown {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let answer = reference(completion)?;
         let (target, numbers) =
             task(answer).ok_or_else(|| unreadable(completion, ReferenceForm::Countdown))?;
         let attempt = extract::read_first(&self.extract, completion.text, attempt);
         let verdict = match attempt {
-            None => Verdict::outcome(false, false),
+            None => Assessment::outcome(false, false),
             Some((value, mut used)) => {
                 used.sort_unstable();
                 let solved = used == numbers && value.as_ref() == Some(&target);
-                let mut verdict = Verdict::outcome(solved, true);
+                let mut verdict = Assessment::outcome(solved, true);
                 if !solved && used == numbers && value.is_some() {
                     verdict.value = Some(self.partial);
                 }

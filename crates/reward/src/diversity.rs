@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::words::{sequences, words};
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// Largest number of sequences that are compared of a completion: those with the smallest hashes, a random sample.
 const SAMPLE: usize = 1024;
@@ -27,16 +27,16 @@ impl Default for Diversity {
 }
 
 impl Reward for Diversity {
-    fn judge(&self, _completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        Ok(Verdict::not_applicable())
+    fn judge(&self, _completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
+        Ok(Assessment::not_applicable())
     }
 
-    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
         let sketches: Vec<Vec<u64>> =
             completions.iter().map(|completion| sketch(completion.text, self.size)).collect();
         let others = sketches.len().saturating_sub(1);
         if others == 0 {
-            return Ok(vec![Verdict::not_applicable(); completions.len()]);
+            return Ok(vec![Assessment::not_applicable(); completions.len()]);
         }
         let mut common = vec![0.0; sketches.len()];
         for (i, a) in sketches.iter().enumerate() {
@@ -46,7 +46,7 @@ impl Reward for Diversity {
                 common[j] += similarity;
             }
         }
-        Ok(common.into_iter().map(|sum| Verdict::value(1.0 - sum / others as f64)).collect())
+        Ok(common.into_iter().map(|sum| Assessment::value(1.0 - sum / others as f64)).collect())
     }
 
     fn judges_groups(&self) -> bool {

@@ -1,7 +1,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward};
 
 /// The sum of the environment's step rewards.
 ///
@@ -12,14 +12,14 @@ use crate::{Completion, JudgeError, Reward, Verdict};
 pub struct EnvironmentReward {}
 
 impl Reward for EnvironmentReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         // A completion that was aborted before its first token has no turn.
         let last = match completion.steps.last() {
             Some(&last) => last,
             None if completion.tokens == 0 => 0.0,
             None => return Err(JudgeError::NoSteps),
         };
-        Ok(Verdict { value: Some(completion.steps.iter().sum()), solved: Some(last >= 1.0), parsed: None })
+        Ok(Assessment { value: Some(completion.steps.iter().sum()), solved: Some(last >= 1.0), parsed: None })
     }
 
     fn is_verifier(&self) -> bool {

@@ -1,12 +1,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use rloom_core::{SampleKey, SettingError};
+use rloom_core::{Failure, FailureKind, SampleKey, SettingError};
 use rloom_function::FunctionError;
 use rloom_sandbox::SandboxError;
 use rloom_sandbox::code::CaseError;
 
 use crate::judge::{CalibrationError, ModelError};
+use crate::retries::MayPass;
 use crate::{RowProblem, SchemaError};
 
 /// A failure of a component to judge a completion.
@@ -101,6 +102,44 @@ pub enum JudgeError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Sandbox(Box<SandboxError>),
+}
+
+impl JudgeError {
+    /// What failed.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoReference { .. }
+            | Self::Reference { .. }
+            | Self::NoTests { .. }
+            | Self::Tests { .. }
+            | Self::Language { .. }
+            | Self::PythonTests { .. }
+            | Self::Row { .. } => FailureKind::Task,
+            Self::NoSteps | Self::Calibration(_) | Self::Settings(_) => FailureKind::Component,
+            Self::Function(error) => error.kind(),
+            Self::Model(error) => error.kind(),
+            Self::Sandbox(_) => FailureKind::Infrastructure,
+        }
+    }
+}
+
+impl MayPass for JudgeError {
+    fn is_retryable(&self) -> bool {
+        match self {
+            Self::Function(error) => error.is_retryable(),
+            Self::Model(error) => error.is_retryable(),
+            Self::Sandbox(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Function(error) => error.retry_after(),
+            Self::Model(error) => error.retry_after(),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 impl From<ComponentError> for JudgeError {
@@ -285,13 +324,15 @@ pub enum RewardError {
         source: JudgeError,
     },
     /// A component that failed.
-    #[error("reward `{component}` failed on sample {sample}: {source}")]
+    #[error("reward `{component}` failed on sample {sample}{}: {source}", after(*attempts))]
     #[diagnostic(forward(source))]
     Failed {
         /// Name of the component.
         component: String,
         /// The completion.
         sample: SampleKey,
+        /// Number of attempts.
+        attempts: u32,
         /// The component's error.
         source: JudgeError,
     },
@@ -329,4 +370,20 @@ pub enum RewardError {
         /// The value.
         value: f64,
     },
+}
+
+impl RewardError {
+    /// The failure of a judgement.
+    pub(crate) fn failure(&self) -> Failure {
+        let (kind, retryable) = match self {
+            Self::Failed { source, .. } => (source.kind(), source.is_retryable()),
+            Self::TimedOut { .. } => (FailureKind::Infrastructure, false),
+            _ => (FailureKind::Component, false),
+        };
+        Failure { kind, retryable, message: self.to_string() }
+    }
+}
+
+fn after(attempts: u32) -> String {
+    if attempts > 1 { format!(" after {attempts} attempts") } else { String::new() }
 }

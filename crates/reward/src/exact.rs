@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
 use crate::verifier::{Truncated, reference};
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// Verifies that the answer equals the reference answer as text, without surrounding white space.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -24,15 +24,15 @@ impl Default for Exact {
 }
 
 impl Reward for Exact {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let expected = reference(completion)?;
         let found = extract::read_first(&self.extract, completion.text, Some);
         let verdict = match found {
             Some(answer) if self.ignore_case => {
-                Verdict::outcome(answer.to_lowercase() == expected.to_lowercase(), true)
+                Assessment::outcome(answer.to_lowercase() == expected.to_lowercase(), true)
             }
-            Some(answer) => Verdict::outcome(answer == expected, true),
-            None => Verdict::outcome(false, false),
+            Some(answer) => Assessment::outcome(answer == expected, true),
+            None => Assessment::outcome(false, false),
         };
         Ok(self.truncated.apply(completion, verdict))
     }

@@ -19,12 +19,13 @@ pub enum Extract {
     Whole,
     /// The rest of the line after `####`, as in GSM8K.
     Hashes,
-    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces. Boxes with only a comma, `and` or `or` between them
-    /// are one answer with several parts.
+    /// The argument of `\boxed{…}` or `\fbox{…}`, with nested braces. Boxes with only a comma, `and` or `or` and a name (`y =`)
+    /// between them are one answer with several parts.
     Boxed,
     /// The text between `<answer>` and `</answer>`.
     AnswerTag,
-    /// The text after `answer is`, `answer:` or `answer =`, to the end of the sentence or line.
+    /// The text after `answer is`, `answers are`, `answer would be`, `answer:` or `answer =`, to the end of the sentence or line,
+    /// or the first line below a heading `Final Answer`.
     AnswerIs,
     /// The last formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`.
     Formula,

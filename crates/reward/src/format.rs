@@ -3,7 +3,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::regex::compile;
-use crate::{Completion, ComponentError, JudgeError, Reward, Score, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward, Score};
 
 /// 1 for a completion that matches a pattern, else 0.
 ///
@@ -95,8 +95,8 @@ impl FormatReward {
 }
 
 impl Reward for FormatReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        Ok(Verdict::value(self.value(completion.text)))
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
+        Ok(Assessment::value(self.value(completion.text)))
     }
 }
 

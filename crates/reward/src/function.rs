@@ -10,7 +10,7 @@ use rloom_function::{
     Verdicts,
 };
 
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward};
 
 /// Settings of a function.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,12 @@ pub(crate) struct FunctionReward {
 }
 
 impl FunctionReward {
-    fn call(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+    /// A function that judges whole groups.
+    pub(crate) fn of_groups(judge: Judge, reads_observations: bool, solved_at: Option<f64>) -> Self {
+        Self { judge, is_group_wise: true, reads_observations, solved_at, metrics: Mutex::default() }
+    }
+
+    fn call(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
         let samples: Vec<Sample<'_>> = completions.iter().map(sample).collect();
         let Verdicts { verdicts, metrics } = self.judge.judge(&samples)?;
         let mut sums = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,10 +100,10 @@ impl FunctionReward {
         Ok(verdicts.into_iter().map(|verdict| self.verdict(verdict)).collect())
     }
 
-    fn verdict(&self, verdict: SampleVerdict) -> Verdict {
+    fn verdict(&self, verdict: SampleVerdict) -> Assessment {
         let SampleVerdict { value, solved, parsed } = verdict;
         let reaches = self.solved_at.zip(value).map(|(least, value)| value >= least);
-        Verdict { value, solved: solved.or(reaches), parsed }
+        Assessment { value, solved: solved.or(reaches), parsed }
     }
 }
 
@@ -124,11 +129,11 @@ fn sample<'a>(completion: &Completion<'a>) -> Sample<'a> {
 }
 
 impl Reward for FunctionReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         Ok(self.call(std::slice::from_ref(completion))?.pop().unwrap_or_default())
     }
 
-    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
         self.call(completions)
     }
 

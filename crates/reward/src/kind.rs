@@ -15,7 +15,7 @@ use crate::function::FunctionSettings;
 use crate::{
     Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, DomainSet, EnvironmentReward,
     Exact, Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge,
-    MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward,
+    MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward, RewardModel,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.
@@ -289,6 +289,8 @@ kinds! {
     Judge(ModelJudge) = "judge",
     /// A reward model behind a server.
     Classifier(Classifier) = "classifier",
+    /// A reward model in a folder.
+    RewardModel(RewardModel) = "reward_model",
 }
 
 impl Kind {

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use whatlang::{Lang, Script};
 
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// Languages by their code in ISO 639-1.
 const LANGUAGES: [(&str, Lang); 70] = [
@@ -109,11 +109,11 @@ pub struct Language {
 }
 
 impl Reward for Language {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let expected = named(&self.language);
         let is_expected = expected.is_some() && detect(completion.text) == expected;
         let value = expected.filter(|_| is_expected).map_or(0.0, |language| share(completion.text, language));
-        Ok(Verdict::value(value))
+        Ok(Assessment::value(value))
     }
 
     fn validate(&self) -> Result<(), ComponentError> {

@@ -2,7 +2,7 @@ use rloom_core::ValueRange;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// 1 for a completion of `min_tokens` to `max_tokens` tokens, falling linearly to 0 over `fade` tokens on either side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -19,11 +19,11 @@ pub struct Length {
 }
 
 impl Reward for Length {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let length = completion.tokens;
         let outside = self.min_tokens.saturating_sub(length).max(length.saturating_sub(self.max_tokens));
         // The reward is below 1 from the first token outside, and above 0 up to the last token of the fade.
-        Ok(Verdict::value((1.0 - outside as f64 / (self.fade + 1) as f64).max(0.0)))
+        Ok(Assessment::value((1.0 - outside as f64 / (self.fade + 1) as f64).max(0.0)))
     }
 
     fn validate(&self) -> Result<(), ComponentError> {

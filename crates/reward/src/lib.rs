@@ -1,14 +1,15 @@
 //! Rewards: verifiers and their weighted sums.
 //!
-//! A [`Scorer`] has named components ([`RewardSettings`]). Each judges a [`Completion`] and returns a [`Verdict`]: a
+//! A [`Scorer`] has named components ([`RewardSettings`]). Each judges a [`Completion`] and returns a [`Assessment`]: a
 //! value, or that it does not apply; verifiers also report whether the task is solved and whether an answer could be
 //! read. One verifier, the outcome, decides what evaluation counts; other components only shape the reward.
 //!
 //! A component may judge the tasks of some domains only ([`DomainSet`]); to others it does not apply, and their outcome is the
 //! first verifier that does.
 //!
-//! A component that fails or returns a value that is not finite is an error that names component and sample. By default
-//! it ends the run; with `on_error = "drop"` it is counted, and the completion has no reward.
+//! A component that fails or returns a value that is not finite is an error that names component and sample. What may pass is
+//! tried again, here alone. Then the error by default ends the run; with `on_error = "drop"` it is counted by what failed, and
+//! the completion has no reward.
 
 mod code;
 mod completion;
@@ -36,6 +37,8 @@ mod overlap;
 mod random;
 mod regex;
 mod repetition;
+mod retries;
+mod reward_model;
 mod row;
 mod score;
 mod scorer;
@@ -44,7 +47,7 @@ mod verifier;
 mod words;
 
 pub use code::Code;
-pub use completion::{Completion, Reward, Verdict};
+pub use completion::{Assessment, Completion, Reward};
 pub use countdown::Countdown;
 pub use diversity::Diversity;
 pub use domains::DomainSet;
@@ -66,6 +69,7 @@ pub use overlap::{Measure, Overlap};
 pub use random::Random;
 pub use regex::RegularExpression;
 pub use repetition::Repetition;
+pub use reward_model::{RewardBackend, RewardModel};
 pub use rloom_function::{CommandFunction, HttpFunction, PythonFunction};
 pub use row::RowProblem;
 pub use score::Score;

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::extract::{Extract, after_reasoning};
 use crate::verifier::{Truncated, reference, unreadable};
-use crate::{Completion, JudgeError, ReferenceForm, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, ReferenceForm, Reward};
 
 /// Verifies the letter of a choice. The letter is the first capital letter that stands alone in the last `\boxed{…}`, else after the
 /// last "answer is", else in the whole answer. Only a box has the right format.
@@ -41,14 +41,14 @@ impl Scheme {
 }
 
 impl MultipleChoice {
-    fn verdict(&self, is_right: bool, is_boxed: bool, parsed: bool) -> Verdict {
+    fn verdict(&self, is_right: bool, is_boxed: bool, parsed: bool) -> Assessment {
         let value = self.scheme.value(is_right, is_boxed);
-        Verdict { value: Some(value), solved: Some(value > 0.0), parsed: Some(parsed) }
+        Assessment { value: Some(value), solved: Some(value > 0.0), parsed: Some(parsed) }
     }
 }
 
 impl Reward for MultipleChoice {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let Some(expected) = letter(reference(completion)?) else {
             return Err(unreadable(completion, ReferenceForm::Choice));
         };

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use crate::extract::{self, Extract};
 use crate::math::{Reference, judge_first, validate_tolerance, verdict};
 use crate::verifier::{Truncated, reference, unreadable};
-use crate::{Completion, ComponentError, JudgeError, ReferenceForm, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, ReferenceForm, Reward};
 
 /// Verifies a number: `18`, `$1,800.00`, `7/2`, `1 1/2`, `-3.5e2`, `18 eggs`. Numbers are compared exactly.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -35,7 +35,7 @@ impl Default for Numeric {
 }
 
 impl Reward for Numeric {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let reference = Reference::read(reference(completion)?);
         if !reference.is_number() {
             return Err(unreadable(completion, ReferenceForm::Number));

@@ -2,7 +2,7 @@ use rloom_core::{Purpose, RandomKey, ValueRange};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// A random reward, independent of the completion: for control runs, in which nothing can be learned.
 ///
@@ -21,10 +21,10 @@ impl Default for Random {
 }
 
 impl Reward for Random {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let key =
             RandomKey::for_sample(completion.seed, completion.stage, Purpose::RandomReward, completion.key);
-        Ok(Verdict::value(f64::from(u8::from(key.stream().uniform(0) < self.probability))))
+        Ok(Assessment::value(f64::from(u8::from(key.stream().uniform(0) < self.probability))))
     }
 
     fn validate(&self) -> Result<(), ComponentError> {

@@ -4,7 +4,7 @@ use regex::{Regex, RegexBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// Largest size of a compiled expression in bytes.
 const SIZE: usize = 1 << 20;
@@ -64,7 +64,7 @@ pub(crate) struct RegexReward {
 }
 
 impl Reward for RegexReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        Ok(Verdict::value(f64::from(u8::from(self.regex.is_match(completion.text)))))
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
+        Ok(Assessment::value(f64::from(u8::from(self.regex.is_match(completion.text)))))
     }
 }

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::words::{sequences, words};
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
 /// The share of the sequences of `size` words that repeat an earlier one: 0 without repetition, near 1 for a text that says the same
 /// again and again. A penalty with a negative weight.
@@ -23,8 +23,8 @@ impl Default for Repetition {
 }
 
 impl Reward for Repetition {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
-        Ok(Verdict::value(share(completion.text, self.size)))
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
+        Ok(Assessment::value(share(completion.text, self.size)))
     }
 
     fn validate(&self) -> Result<(), ComponentError> {

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rloom_core::{RewardComponent, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{
+    Failure, FailureKind, RewardComponent, Rewards, SampleKey, StopReason, Task, Trajectory, Verdict,
+};
 
 use rloom_function::Host;
 
 use crate::domains::outcome_index;
 use crate::judge::JudgeModels;
-use crate::settings::MAX_DROPPED;
+use crate::retries::Retries;
+use crate::settings::{MAX_DROPPED, default_retries, default_timeout};
 use crate::{
-    Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError, RewardSettings,
-    Verdict,
+    Assessment, Completion, ComponentSettings, DomainSet, JudgeError, OnError, Reward, RewardError,
+    RewardSettings,
 };
 
 /// Judges completions with named components and sums their values.
@@ -23,6 +26,7 @@ pub struct Scorer {
     components: Vec<Component>,
     /// Name of the outcome verifier, where the settings name one.
     outcome: Option<String>,
+    retries: Retries,
     on_error: OnError,
     max_dropped: f64,
     seed: u64,
@@ -71,7 +75,25 @@ struct Component {
     domains: DomainSet,
     is_verifier: bool,
     reward: Box<dyn Reward>,
-    failures: AtomicU64,
+    counts: Counts,
+}
+
+/// Numbers of failures and repeated attempts of a component.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Failures, by kind.
+    failures: [AtomicU64; FailureKind::ALL.len()],
+    retries: AtomicU64,
+}
+
+impl Counts {
+    fn add(&self, kind: FailureKind, failures: usize) {
+        self.failures[kind as usize].fetch_add(failures as u64, Ordering::Relaxed);
+    }
+
+    fn failures(&self, kind: FailureKind) -> u64 {
+        self.failures[kind as usize].load(Ordering::Relaxed)
+    }
 }
 
 impl Scorer {
@@ -87,13 +109,19 @@ impl Scorer {
                 domains: c.domains.clone(),
                 is_verifier: c.kind.is_verifier(),
                 reward,
-                failures: AtomicU64::new(0),
+                counts: Counts::default(),
             })
         };
         let components = settings.components.iter().map(component).collect::<Result<_, RewardError>>()?;
-        let on_error = settings.on_error;
-        let max_dropped = settings.max_dropped.unwrap_or(MAX_DROPPED);
-        Ok(Self { components, outcome: settings.outcome.clone(), on_error, max_dropped, seed, stage })
+        Ok(Self {
+            components,
+            outcome: settings.outcome.clone(),
+            retries: Retries::new(settings.retries, settings.timeout()),
+            on_error: settings.on_error,
+            max_dropped: settings.max_dropped.unwrap_or(MAX_DROPPED),
+            seed,
+            stage,
+        })
     }
 
     /// A scorer of the given components, with names and weights. The first verifier is the outcome.
@@ -104,10 +132,17 @@ impl Scorer {
             domains: DomainSet::All,
             is_verifier: reward.is_verifier(),
             reward,
-            failures: AtomicU64::new(0),
+            counts: Counts::default(),
         };
-        let components = rewards.into_iter().map(component).collect();
-        Self { components, outcome: None, on_error, max_dropped: MAX_DROPPED, seed: 0, stage: 0 }
+        Self {
+            components: rewards.into_iter().map(component).collect(),
+            outcome: None,
+            retries: Retries::new(default_retries(), Duration::from_secs_f64(default_timeout())),
+            on_error,
+            max_dropped: MAX_DROPPED,
+            seed: 0,
+            stage: 0,
+        }
     }
 
     /// Judges an episode with the components that judge completions one by one. With others, the rewards are pending.
@@ -139,20 +174,19 @@ impl Scorer {
         };
         for (index, component) in self.components.iter().enumerate().filter(together) {
             current.0.store(index, Ordering::Relaxed);
-            let (verdicts, failure) = match component.judge_group(&completions) {
-                Ok(verdicts) => (verdicts, None),
+            let judged = match component.judge_group(&completions, &self.retries) {
+                Ok(assessments) => assessments.into_iter().map(|own| (Verdict::of(own.value), own)).collect(),
                 Err(error) => {
-                    component.failures.fetch_add(group.len() as u64, Ordering::Relaxed);
-                    let failure = self.dropped(error)?;
-                    (vec![Verdict::not_applicable(); group.len()], Some(failure))
+                    let failure = self.dropped(component, group.len(), error)?;
+                    vec![(Verdict::Failed(failure), Assessment::default()); group.len()]
                 }
             };
-            for (rewards, verdict) in rewards.iter_mut().zip(verdicts) {
+            for (rewards, (verdict, assessment)) in rewards.iter_mut().zip(judged) {
                 if let Some(own) = rewards.components.get_mut(index) {
-                    (own.value, own.failure) = (verdict.value, failure.clone());
+                    own.verdict = verdict;
                 }
                 if outcome == Some(index) {
-                    (rewards.solved, rewards.parsed) = (verdict.solved, verdict.parsed);
+                    (rewards.solved, rewards.parsed) = (assessment.solved, assessment.parsed);
                 }
             }
         }
@@ -222,6 +256,7 @@ impl Scorer {
 
     /// Ends the processes of the components. Judgements in progress and later ones fail.
     pub fn close(&self) {
+        self.retries.close();
         for component in &self.components {
             component.reward.close();
         }
@@ -246,11 +281,19 @@ impl Scorer {
         }
     }
 
-    /// Reason for which a completion is left out, if failures leave it out.
-    fn dropped(&self, error: RewardError) -> Result<String, RewardError> {
+    /// Counts the failure of a component on a number of completions. Returns the reason for which they are left out, if
+    /// failures leave them out.
+    fn dropped(
+        &self,
+        component: &Component,
+        completions: usize,
+        error: RewardError,
+    ) -> Result<Failure, RewardError> {
+        let failure = error.failure();
+        component.counts.add(failure.kind, completions);
         match self.on_error {
             OnError::Fatal => Err(error),
-            OnError::Drop => Ok(error.to_string()),
+            OnError::Drop => Ok(failure),
         }
     }
 
@@ -263,8 +306,8 @@ impl Scorer {
 
     /// The failure for which a completion of a task of `domain` is left out: that of a component that counts, or of the
     /// outcome.
-    pub fn failure<'a>(&self, domain: &str, rewards: &'a Rewards) -> Option<&'a str> {
-        let outcome = || rewards.components.get(self.outcome_index(domain)?)?.failure.as_deref();
+    pub fn failure<'a>(&self, domain: &str, rewards: &'a Rewards) -> Option<&'a Failure> {
+        let outcome = || rewards.components.get(self.outcome_index(domain)?)?.failure();
         rewards.failure().or_else(outcome)
     }
 
@@ -286,14 +329,17 @@ impl Scorer {
         timeout: Duration,
     ) -> Result<Rewards, RewardError> {
         let judging = current.0.load(Ordering::Relaxed);
-        let component = self.components.get(judging).map_or_else(String::new, |component| {
-            component.failures.fetch_add(1, Ordering::Relaxed);
-            component.name.clone()
-        });
-        let failure = self.dropped(RewardError::TimedOut { component, sample, timeout })?;
+        let name = self.current_component(current).unwrap_or_default().to_owned();
+        let error = RewardError::TimedOut { component: name, sample, timeout };
+        let Some(slow) = self.component(current) else { return Err(error) };
+        let failure = self.dropped(slow, 1, error)?;
+        let verdict = |index| {
+            if index == judging { Verdict::Failed(failure.clone()) } else { Verdict::NotApplicable }
+        };
         let rewards = self.components.iter().enumerate().map(|(index, component)| RewardComponent {
-            failure: (index == judging).then(|| failure.clone()),
-            ..RewardComponent::new(&component.name, component.weight, None)
+            name: component.name.clone(),
+            weight: component.weight,
+            verdict: verdict(index),
         });
         Ok(Rewards { components: rewards.collect(), ..Rewards::default() })
     }
@@ -302,7 +348,11 @@ impl Scorer {
     pub fn dropped_group(&self, rewards: &Rewards, current: &CurrentComponent) -> Rewards {
         let mut rewards = Rewards { pending: false, ..rewards.clone() };
         if let Some(component) = rewards.components.get_mut(current.0.load(Ordering::Relaxed)) {
-            component.failure = Some("the judgement of the group exceeded the timeout".to_owned());
+            component.verdict = Verdict::Failed(Failure {
+                kind: FailureKind::Infrastructure,
+                retryable: false,
+                message: "the judgement of the group exceeded the timeout".to_owned(),
+            });
         }
         rewards
     }
@@ -326,24 +376,19 @@ impl Scorer {
             let judges_groups = component.reward.judges_groups();
             rewards.pending |= applies && judges_groups;
             let judged = if !applies || judges_groups {
-                Ok(Verdict::not_applicable())
+                Ok(Assessment::not_applicable())
             } else {
-                component.judge(completion)
+                component.judge(completion, &self.retries)
             };
-            let (verdict, failure) = match judged {
-                Ok(verdict) => (verdict, None),
-                Err(error) => {
-                    component.failures.fetch_add(1, Ordering::Relaxed);
-                    (Verdict::not_applicable(), Some(self.dropped(error)?))
-                }
+            let (verdict, assessment) = match judged {
+                Ok(assessment) => (Verdict::of(assessment.value), assessment),
+                Err(error) => (Verdict::Failed(self.dropped(component, 1, error)?), Assessment::default()),
             };
-            rewards.components.push(RewardComponent {
-                failure,
-                ..RewardComponent::new(&component.name, component.weight, verdict.value)
-            });
+            let (name, weight) = (component.name.clone(), component.weight);
+            rewards.components.push(RewardComponent { name, weight, verdict });
             if outcome == Some(index) {
-                rewards.solved = verdict.solved;
-                rewards.parsed = verdict.parsed;
+                rewards.solved = assessment.solved;
+                rewards.parsed = assessment.parsed;
             }
         }
         Ok(rewards)
@@ -370,15 +415,27 @@ impl Scorer {
 
     /// Number of failures of each component since the scorer was created.
     pub fn failures(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.components.iter().map(|c| (c.name.as_str(), c.failures.load(Ordering::Relaxed)))
+        let all = |counts: &Counts| FailureKind::ALL.into_iter().map(|kind| counts.failures(kind)).sum();
+        self.components.iter().map(move |c| (c.name.as_str(), all(&c.counts)))
+    }
+
+    /// Number of failures of each kind since the scorer was created.
+    pub fn failures_by_kind(&self) -> impl Iterator<Item = (FailureKind, u64)> {
+        let of = |kind| (kind, self.components.iter().map(|c| c.counts.failures(kind)).sum());
+        FailureKind::ALL.into_iter().map(of)
+    }
+
+    /// Number of repeated attempts of each component since the scorer was created.
+    pub fn retries(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.components.iter().map(|c| (c.name.as_str(), c.counts.retries.load(Ordering::Relaxed)))
     }
 }
 
 impl Component {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, RewardError> {
+    fn judge(&self, completion: &Completion<'_>, retries: &Retries) -> Result<Assessment, RewardError> {
         let completion = &self.view(completion);
-        let verdict = self.caught(completion.key, || self.reward.judge(completion))?;
-        self.checked(completion, verdict)
+        let assessment = self.attempts(completion.key, retries, || self.reward.judge(completion))?;
+        self.checked(completion, assessment)
     }
 
     /// The completion as the component sees it.
@@ -387,40 +444,49 @@ impl Component {
         Completion { text, ..*completion }
     }
 
-    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, RewardError> {
+    fn judge_group(
+        &self,
+        completions: &[Completion<'_>],
+        retries: &Retries,
+    ) -> Result<Vec<Assessment>, RewardError> {
         let key = completions.first().map(|completion| completion.key).unwrap_or_default();
         let views: Vec<Completion<'_>> = completions.iter().map(|completion| self.view(completion)).collect();
-        let verdicts = self.caught(key, || self.reward.judge_group(&views))?;
-        completions
-            .iter()
-            .zip(verdicts)
-            .map(|(completion, verdict)| self.checked(completion, verdict))
-            .collect()
+        let assessments = self.attempts(key, retries, || self.reward.judge_group(&views))?;
+        completions.iter().zip(assessments).map(|(completion, own)| self.checked(completion, own)).collect()
     }
 
-    fn caught<T>(
+    /// Judges, again after failures that may pass.
+    fn attempts<T>(
         &self,
         sample: SampleKey,
-        judge: impl FnOnce() -> Result<T, JudgeError>,
+        retries: &Retries,
+        judge: impl Fn() -> Result<T, JudgeError>,
     ) -> Result<T, RewardError> {
-        let component = self.name.clone();
         // Components are immutable, so a panic cannot leave an inconsistent state.
-        match catch_unwind(AssertUnwindSafe(judge)) {
-            Err(panic) => {
-                Err(RewardError::Panicked { component, sample, message: message(panic.as_ref()).to_owned() })
-            }
-            Ok(Err(source)) => Err(RewardError::Failed { component, sample, source }),
-            Ok(Ok(judged)) => Ok(judged),
-        }
+        let caught = catch_unwind(AssertUnwindSafe(|| retries.run(&judge)));
+        let (judged, attempts) = caught.map_err(|panic| RewardError::Panicked {
+            component: self.name.clone(),
+            sample,
+            message: message(panic.as_ref()).to_owned(),
+        })?;
+        self.counts.retries.fetch_add(u64::from(attempts - 1), Ordering::Relaxed);
+        judged.map_err(|source| {
+            let component = self.name.clone();
+            RewardError::Failed { component, sample, attempts, source }
+        })
     }
 
-    fn checked(&self, completion: &Completion<'_>, verdict: Verdict) -> Result<Verdict, RewardError> {
-        match verdict.value {
+    fn checked(
+        &self,
+        completion: &Completion<'_>,
+        assessment: Assessment,
+    ) -> Result<Assessment, RewardError> {
+        match assessment.value {
             Some(value) if !value.is_finite() => {
                 let (component, sample) = (self.name.clone(), completion.key);
                 Err(RewardError::NotFinite { component, sample, value })
             }
-            _ => Ok(verdict),
+            _ => Ok(assessment),
         }
     }
 }
@@ -432,104 +498,4 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use rloom_core::{PromptSource, SampleKey, StopReason, Ticket};
-
-    use super::*;
-
-    #[derive(Debug)]
-    struct Broken(f64);
-
-    impl Reward for Broken {
-        fn judge(&self, _: &Completion<'_>) -> Result<Verdict, JudgeError> {
-            assert!(self.0 != 7.0, "seven is too much");
-            if self.0 == 0.0 { Err(JudgeError::NoSteps) } else { Ok(Verdict::value(self.0)) }
-        }
-    }
-
-    fn scorer(value: f64, on_error: OnError) -> Scorer {
-        let reward: Box<dyn Reward> = Box::new(Broken(value));
-        Scorer::from_rewards(vec![("broken".into(), 2.0, reward)], on_error)
-    }
-
-    fn judge(scorer: &Scorer) -> Result<Rewards, RewardError> {
-        let task = Task {
-            index: 9,
-            prompt: PromptSource::Text("p".into()),
-            answer: "1".into(),
-            demonstration: None,
-            domain: "d".into(),
-            extra: std::sync::Arc::default(),
-        };
-        let completion = Completion {
-            task: &task,
-            text: "1",
-            transcript: "",
-            steps: &[],
-            tokens: 1,
-            token_ids: &[7],
-            prompt: "p",
-            version: 0,
-            stop: StopReason::StopToken,
-            key: SampleKey { ticket: Ticket(4), sample: 2, segment: 0 },
-            seed: 0,
-            stage: 0,
-        };
-        scorer.judge(&completion, &CurrentComponent::default())
-    }
-
-    #[test]
-    fn panics_are_errors() {
-        let error = judge(&scorer(7.0, OnError::Fatal)).unwrap_err();
-        assert!(
-            matches!(&error, RewardError::Panicked { component, message, .. }
-                if component == "broken" && message == "seven is too much"),
-            "{error}"
-        );
-        let lenient = scorer(7.0, OnError::Drop);
-        assert_eq!(judge(&lenient).unwrap().total(), None);
-        assert_eq!(lenient.failures().collect::<Vec<_>>(), [("broken", 1)]);
-    }
-
-    #[test]
-    fn timeouts_name_the_running_component() {
-        let sample = SampleKey { ticket: Ticket(4), sample: 2, segment: 0 };
-        let timed_out = |on_error| {
-            scorer(3.0, on_error).timed_out(&CurrentComponent::default(), sample, Duration::from_secs(2))
-        };
-        let error = timed_out(OnError::Fatal).unwrap_err();
-        assert_eq!(error.to_string(), "reward `broken` exceeded the timeout of 2 s on sample 4/2");
-        let rewards = timed_out(OnError::Drop).unwrap();
-        assert_eq!((rewards.components.len(), rewards.total()), (1, None));
-        assert_eq!(rewards.failure(), Some(error.to_string().as_str()));
-    }
-
-    #[test]
-    fn values_that_are_not_finite_name_component_and_sample() {
-        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let scorer = scorer(value, OnError::Fatal);
-            let error = judge(&scorer).unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("reward `broken` returned {value} on sample 4/2:")),
-                "{error}"
-            );
-            assert_eq!(scorer.failures().collect::<Vec<_>>(), [("broken", 1)]);
-        }
-    }
-
-    #[test]
-    fn failures_are_fatal_or_counted() {
-        assert!(matches!(judge(&scorer(0.0, OnError::Fatal)), Err(RewardError::Failed { .. })));
-        let lenient = scorer(0.0, OnError::Drop);
-        for seen in 1..=3 {
-            let rewards = judge(&lenient).unwrap();
-            assert_eq!((rewards.components[0].value, rewards.total()), (None, None));
-            assert_eq!(
-                rewards.failure(),
-                Some("reward `broken` failed on sample 4/2: the environment gave no step rewards")
-            );
-            assert_eq!(lenient.failures().collect::<Vec<_>>(), [("broken", seen)]);
-        }
-        assert_eq!(judge(&scorer(3.0, OnError::Fatal)).unwrap().total(), Some(6.0));
-    }
-}
+mod tests;

@@ -38,6 +38,11 @@ pub struct RewardSettings {
     /// does not judge: the first verifier of the task's domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// Attempts after the first one of a judgement whose failure may pass: a process that ended, a server that is busy or away, a
+    /// sandbox that failed, a function that reports a failure of infrastructure; from 0 to 100. They wait 0.5 s, 1 s, 2 s and so on
+    /// up to 20 s, or as long as a server asks, and at most `timeout_seconds` in all.
+    #[serde(default = "default_retries")]
+    pub retries: u32,
     /// Reaction to the failure of a component: an error, a panic, a value that is not finite, or a timeout.
     #[serde(default)]
     pub on_error: OnError,
@@ -45,13 +50,19 @@ pub struct RewardSettings {
     /// left out; from 0 to below 1. Beyond it the group or the evaluation fails. Default: 0.5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_dropped: Option<f64>,
-    /// Timeout for judging one completion, in seconds; above 0 and at most 31536000 (a year).
+    /// Timeout for one attempt to judge a completion, in seconds; above 0 and at most 31536000 (a year). A judgement that exceeds it
+    /// has failed.
     #[serde(default = "default_timeout")]
     pub timeout_seconds: f64,
 }
 
-fn default_timeout() -> f64 {
+pub(crate) fn default_timeout() -> f64 {
     60.0
+}
+
+/// Default of `retries`.
+pub(crate) fn default_retries() -> u32 {
+    3
 }
 
 /// Default of `max_dropped`.
@@ -77,6 +88,7 @@ impl RewardSettings {
         Self {
             components: vec![kind.into()],
             outcome: None,
+            retries: default_retries(),
             on_error: OnError::Fatal,
             max_dropped: None,
             timeout_seconds: default_timeout(),
@@ -107,6 +119,7 @@ impl RewardSettings {
                 .validate()
                 .map_err(|source| RewardError::Component { name: name.clone(), source })?;
         }
+        ValueRange::between(0.0, 100.0).check("retries", self.retries.into())?;
         // A year, which clocks can add without overflow.
         ValueRange::above(0.0, 31_536_000.0).check("timeout_seconds", self.timeout_seconds)?;
         if let Some(max_dropped) = self.max_dropped {

@@ -1,7 +1,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Completion, JudgeError, ReferenceForm, Verdict};
+use crate::{Assessment, Completion, JudgeError, ReferenceForm};
 
 /// Treatment of truncated completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -16,10 +16,10 @@ pub enum Truncated {
 
 impl Truncated {
     /// Applies the setting to a verdict.
-    pub(crate) fn apply(self, completion: &Completion<'_>, verdict: Verdict) -> Verdict {
+    pub(crate) fn apply(self, completion: &Completion<'_>, verdict: Assessment) -> Assessment {
         match self {
             Self::Fail if completion.stop.is_truncated() => {
-                Verdict::outcome(false, verdict.parsed.unwrap_or(false))
+                Assessment::outcome(false, verdict.parsed.unwrap_or(false))
             }
             _ => verdict,
         }

@@ -73,7 +73,7 @@ pub struct RunInputs {
     pub episode_hook: Option<EpisodeHook>,
     /// Judges that this process computes.
     pub judges: Arc<EmbeddedJudges>,
-    /// Machines of functions; without them they run on this machine.
+    /// Machines of functions and reward models; without them this process starts them.
     pub functions: Option<FunctionHosts>,
 }
 

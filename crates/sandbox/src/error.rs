@@ -58,9 +58,9 @@ pub enum SandboxError {
 }
 
 impl SandboxError {
-    /// True if another attempt may succeed.
+    /// True if another attempt may succeed. One that used up its time is not repeated.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Failed { .. } | Self::TimedOut { .. } | Self::Server { may_pass: true, .. })
+        matches!(self, Self::Failed { .. } | Self::Server { may_pass: true, .. })
     }
 }
 

@@ -86,10 +86,10 @@ impl Groups {
         let kept = limits.output.saturating_mul(3);
         let memory =
             [files, kept, HELPER_MEMORY].iter().fold(limits.memory, |sum, more| sum.saturating_add(*more));
-        group.write("memory.max", memory)?;
-        group.write("pids.max", limits.processes.saturating_add(HELPER_PROCESSES))?;
+        group.write("memory.max", &memory.to_string())?;
+        group.write("pids.max", &limits.processes.saturating_add(HELPER_PROCESSES).to_string())?;
         // Without memory on disk there is no such file.
-        let _ = group.write("memory.swap.max", 0);
+        let _ = group.write("memory.swap.max", "0");
         Ok(group)
     }
 }
@@ -101,13 +101,13 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    fn write(&self, file: &str, value: impl ToString) -> io::Result<()> {
-        fs::write(self.path.join(file), value.to_string())
+    fn write(&self, file: &str, value: &str) -> io::Result<()> {
+        fs::write(self.path.join(file), value)
     }
 
     /// Moves a process and those that it has started into the group. What they start later is there as well.
     pub(crate) fn take(&self, process: u32) -> io::Result<()> {
-        self.write("cgroup.procs", process)?;
+        self.write("cgroup.procs", &process.to_string())?;
         // A process that it started before is its child by now; the next ones begin in the group.
         let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"))?;
         for child in children.split_whitespace() {
@@ -127,7 +127,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // On kernels before 5.14 the helper alone has killed them.
-        let _ = self.write("cgroup.kill", 1);
+        let _ = self.write("cgroup.kill", "1");
         // The kernel takes a while to clean up after the processes.
         for _ in 0..50 {
             match fs::remove_dir(&self.path) {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use rloom_collect::{batch_metrics, completion_text, domain_metrics, episode_text, prompt_text};
+use rloom_collect::{
+    batch_metrics, completion_text, domain_metrics, episode_text, failure_metrics, prompt_text,
+};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Trajectory, metric};
 use rloom_engine::{RequestTime, RequestTimes, RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::{BatchReport, SkippedSteps};
@@ -42,14 +44,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.extend(speculation_metrics(&statistics, &before));
         }
         if let Some(runner) = self.groups.source().rollouts() {
-            // Only with `on_error = "drop"`: otherwise the first failure fails its group.
-            for (name, failures) in
-                runner.episodes().scorer().failures().filter(|&(_, failures)| failures > 0)
-            {
-                metrics.insert(format!("{}{name}", metric::REWARD_FAILURES_PREFIX), failures as f64);
-            }
-        }
-        if let Some(runner) = self.groups.source().rollouts() {
+            metrics.extend(failure_metrics(runner.episodes().scorer()));
             let reported = runner.episodes().scorer().take_metrics();
             let named = |(name, value)| (format!("{}{name}", metric::FUNCTION_PREFIX), value);
             metrics.extend(reported.into_iter().map(named));
@@ -111,7 +106,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 completion: episode_text(&self.context.tokenizer, &episode.segments),
                 answer: group.task.answer.clone(),
                 reward: episode.rewards.total(),
-                components: episode.rewards.components.iter().map(|c| (c.name.clone(), c.value)).collect(),
+                components: episode.rewards.values(),
+                failures: episode.rewards.failures(),
                 advantage: report.advantages.get(g).and_then(|a| a.get(index)).copied(),
                 solved: episode.rewards.solved,
                 tokens: episode.policy_tokens(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rloom_core::Failure;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -162,8 +163,11 @@ pub struct Sample {
     pub answer: String,
     /// Total reward; null if no component applies.
     pub reward: Option<f64>,
-    /// Reward components by name; null where a component does not apply.
+    /// Reward components by name; null where a component does not apply or has failed.
     pub components: BTreeMap<String, Option<f64>>,
+    /// Failures of reward components by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failures: BTreeMap<String, Failure>,
     /// Advantage; null in evaluations.
     pub advantage: Option<f64>,
     /// True if the task is solved; null if unknown.

@@ -245,6 +245,7 @@ pub fn sample(ticket: u64, sample: u32) -> Sample {
         answer: (ticket + 4).to_string(),
         reward: Some(1.0),
         components: [("exact".to_owned(), Some(1.0))].into(),
+        failures: BTreeMap::new(),
         advantage: Some(0.5),
         solved: Some(true),
         tokens: 20,

@@ -200,6 +200,16 @@ impl Tokenizer {
         self.shared.inner.id_to_token(id)
     }
 
+    /// True for a token that [`decode`](Self::decode) omits with `skip_special`.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.shared
+            .inner
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .get(&id)
+            .is_some_and(|token| token.special)
+    }
+
     /// The chat template, if the folder has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()

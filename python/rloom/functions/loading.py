@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RefusedError
+from .reward_model import RewardModel
+
+REWARD_MODEL = "reward_model:"
 
 
 def load(name: str) -> Any:
-    """Loads `file.py:name`. The folder of the file is searched for imports."""
+    """Loads `file.py:name`, or `reward_model:TOKENS:FOLDER`. The folder of the file is searched for imports."""
+    if name.startswith(REWARD_MODEL):
+        tokens, _, folder = name.removeprefix(REWARD_MODEL).partition(":")
+        return RewardModel(folder, int(tokens)).score
     path, _, attribute = name.rpartition(":")
     file = Path(path).absolute()
     if not file.is_file():

@@ -37,7 +37,7 @@ class Server:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            message = describe(error)
+            kind, message = str(getattr(error, "failure_kind", kind)), describe(error)
         return {"id": request.get("id"), "error": {"kind": kind, "message": message}}
 
     def _hello(self, hello: dict[str, Any]) -> dict[str, Any]:

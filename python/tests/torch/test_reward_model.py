@@ -1,38 +1,49 @@
-"""The recipe that rewards with a model of transformers."""
+"""Reward models in folders made by transformers."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from rloom.functions.errors import RefusedError
+from rloom.functions.loading import load
+from rloom.functions.reward_model import batches
+from rloom.functions.serving import Server
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from pathlib import Path
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "reward_model.py"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+PROMPTS = ["1+1=", "10+10=", "2+2=", "3"]
+COMPLETIONS = ["2", "2000000", "__", "3"]
 
 
-def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reward_model", RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def folder(path: Path, template: str | None) -> tuple[Any, Any]:
-    """Saves a tiny reward model with a character tokenizer."""
+def save(
+    path: Path,
+    template: str | None = None,
+    pad: int | None = 0,
+    side: str = "right",
+    kind: Any = Qwen2ForSequenceClassification,
+) -> Any:
+    """Saves a tiny reward model with a character tokenizer. Returns the tokenizer."""
     vocabulary = {letter: number for number, letter in enumerate("_0123456789+=ua")}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))  # noqa: S106
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="_", eos_token="_")  # type: ignore[no-untyped-call]  # noqa: S106
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=characters,
+        pad_token="_",  # noqa: S106
+        eos_token="_",  # noqa: S106
+        padding_side=side,
+    )
     tokenizer.chat_template = template
     torch.manual_seed(1)
     config = Qwen2Config(
@@ -42,31 +53,75 @@ def folder(path: Path, template: str | None) -> tuple[Any, Any]:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
+        max_position_embeddings=24,
         num_labels=1,  # type: ignore[call-arg]
-        pad_token_id=0,
+        pad_token_id=pad,
     )
-    model: Any = Qwen2ForSequenceClassification(config)  # type: ignore[no-untyped-call]
-    model.eval()
+    model: Any = kind(config)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    return tokenizer, model
+    return tokenizer
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 1000])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pad", [None, 0])
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 def test_scores_are_the_outputs_of_the_model(
-    template: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    template: str | None, pad: int | None, side: str, tokens: int, tmp_path: Path
 ) -> None:
-    tokenizer, model = folder(tmp_path, template)
-    monkeypatch.setenv("RLOOM_REWARD_MODEL", str(tmp_path))
-    prompts, completions = ["1+1=", "10+10="], ["2", "2000000"]
-    scores = recipe().score(completions, prompts)
-    for prompt, completion, score in zip(prompts, completions, scores, strict=True):
+    tokenizer = save(tmp_path, template, pad, side)
+    score = load(f"reward_model:{tokens}:{tmp_path}")
+    scores = score(prompts=PROMPTS, completions=COMPLETIONS)
+    own: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    for prompt, completion, found in zip(PROMPTS, COMPLETIONS, scores, strict=True):
         text = f"{prompt}{completion}" if template is None else f"u{prompt}a{completion}"
         with torch.inference_mode():
-            own = model(input_ids=torch.tensor([tokenizer.encode(text)])).logits.item()
-        assert score == pytest.approx(own, abs=1e-5)
+            expected = own(input_ids=torch.tensor([tokenizer.encode(text)])).logits.item()
+        assert found == pytest.approx(expected, abs=1e-5)
     assert scores[0] != pytest.approx(scores[1], abs=1e-3)
     if template is not None:
-        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        answers = [[{"role": "assistant", "content": completion}] for completion in completions]
-        assert recipe().score(answers, messages) == scores
+        messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        answers = [[{"role": "assistant", "content": completion}] for completion in COMPLETIONS]
+        assert score(prompts=messages, completions=answers) == scores
+
+
+def test_texts_of_similar_lengths_are_computed_together() -> None:
+    assert list(batches([5, 1, 4, 2], 8)) == [[1, 3], [2], [0]]
+    assert list(batches([5, 1, 4, 2], 20)) == [[1, 3, 2, 0]]
+    assert list(batches([3, 3], 0)) == [[0], [1]]
+    assert list(batches([], 9)) == []
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "policy", kind=Qwen2ForCausalLM)
+    with pytest.raises(RefusedError, match="the tensors score.weight are missing"):
+        load(f"reward_model:16:{tmp_path / 'policy'}")
+    with pytest.raises(RefusedError, match="it has no config.json"):
+        load(f"reward_model:16:{tmp_path / 'absent'}")
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    with pytest.raises(RefusedError, match="transformers cannot open"):
+        load(f"reward_model:16:{tmp_path / 'policy'}")
+
+
+def test_texts_that_the_model_does_not_hold_are_errors(tmp_path: Path) -> None:
+    save(tmp_path)
+    score = load(f"reward_model:16:{tmp_path}")
+    with pytest.raises(ValueError, match="the text has 25 tokens, the reward model holds 1 to 24"):
+        score(prompts=["1"], completions=["2" * 24])
+    score(prompts=["1"], completions=["2" * 23])
+
+
+def test_exceptions_may_say_what_failed() -> None:
+    class NoDiskError(Exception):
+        failure_kind = "infrastructure"
+
+    def fail(completion: str) -> float:
+        raise NoDiskError if completion == "disk" else ValueError
+
+    server = Server(lambda _: fail)
+    server.answer({"id": 1, "hello": {"v": 1, "role": "reward", "function": "f", "group": False}})
+    for completion, kind in (("disk", "infrastructure"), ("value", "function")):
+        sample = {"prompt": "1", "answer": "", "row": {}, "completion": completion}
+        answer = server.answer({"id": 2, "judge": {"samples": [sample]}})
+        assert answer["error"]["kind"] == kind, answer

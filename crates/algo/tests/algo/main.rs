@@ -23,6 +23,7 @@ mod page_examples;
 mod pages;
 mod python;
 mod refusals;
+mod segments;
 mod settings;
 mod show;
 mod splits;

@@ -22,7 +22,8 @@ pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
         .tokenizer
         .require_chat_template()
         .map_err(|error| Failure::usage(error).hint("`rloom generate` completes plain text"))?;
-    let sampling = policy::sampling(&arguments.sampling, &policy.generation, &[])?;
+    let sampling =
+        policy::sampling(&arguments.sampling, arguments.length.max_new_tokens, &policy.generation, &[])?;
     let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
     let model = policy.model().map_err(Failure::from_run)?;
     let session = Session::new(&policy, model, ctx, sampling, arguments.sampling.seed);

@@ -3,10 +3,10 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 
-use rloom_core::{ChatMessage, PolicyVersion, PromptSource, Purpose, RandomKey};
-use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
+use rloom_core::{ChatMessage, PromptSource, Purpose, RandomKey};
+use rloom_engine::{GenerateRequest, Generation, OnUpdate, RolloutEngine, SamplingSettings};
 use rloom_env::render_prompt;
-use rloom_run::{Policy, assembly};
+use rloom_run::Policy;
 use serde_json::json;
 
 use super::policy;
@@ -19,17 +19,13 @@ pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let prompts = prompts(arguments)?;
     let hub = downloads::hub(output);
     let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
-    let sampling = policy::sampling(&arguments.sampling, &policy.generation, &arguments.stop)?;
+    let most = arguments.length.max_new_tokens;
+    let sampling = policy::sampling(&arguments.sampling, most, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;
-    let ctx = rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?;
-    let model = policy.model().map_err(Failure::from_run)?;
-    let (shape, tokenizer) = (model.config(), Some((*policy.tokenizer).clone()));
-    let engine = assembly::rollout_engine(shape, &ctx, &RolloutSettings::default(), tokenizer)
-        .map_err(Failure::failed)?;
+    let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(Failure::failed_text)?;
     runtime.block_on(async {
-        let weights = assembly::publish(&model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
         // All requests are queued before the first one is awaited; results are shown in the order of the prompts.
         let pending: Vec<_> = requests.into_iter().map(|r| engine.generate(r)).collect();

@@ -18,5 +18,6 @@ pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod reward;
 pub(crate) mod sandbox;
+pub(crate) mod serve;
 pub(crate) mod track;
 pub(crate) mod train;

@@ -173,14 +173,18 @@ impl Game {
         if self.output.json {
             return Ok(());
         }
-        let kinds = EnvironmentSettings::KINDS.iter();
-        if let Some((_, about)) = kinds.into_iter().find(|(name, _)| *name == settings.name()) {
+        let mut kinds = EnvironmentSettings::KINDS.iter();
+        if let Some((_, about)) = kinds.find(|(name, _)| *name == settings.name() && is_playable(name)) {
             self.note(about.trim());
         }
         let tools = settings.declared_tools().map_err(Failure::usage)?;
         if !tools.is_empty() {
             let tools: Vec<String> = tools.iter().map(signature).collect();
-            self.note(format_args!("tools: {}; a turn without a call is the last one", tools.join(", ")));
+            self.note(format_args!("tools: {}", tools.join(", ")));
+            if matches!(settings, EnvironmentSettings::Tools(tools) if tools.format == Some(CallFormat::Tags))
+            {
+                self.note("a call: <NAME>argument</NAME>; a turn without a call is the last one");
+            }
         }
         Ok(())
     }

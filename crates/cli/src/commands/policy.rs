@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use rloom_config::Config;
-use rloom_engine::SamplingSettings;
+use rloom_core::PolicyVersion;
+use rloom_engine::{PublishedPolicy, RolloutEngine, RolloutSettings, SamplingSettings};
 use rloom_hub::Hub;
 use rloom_model::{Dtype, GenerationConfig};
-use rloom_run::Policy;
+use rloom_run::{Policy, assembly};
 
 use crate::arguments::Sampling;
 use crate::failure::Failure;
@@ -47,9 +48,23 @@ pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Fail
     Ok(std::fs::read_link(&found).map_or(found, |target| checkpoints.join(target)))
 }
 
+/// The rollout engine of this process with the weights of a policy, computing on `threads` threads (0: one per core).
+pub(crate) fn engine(
+    policy: &Policy,
+    threads: usize,
+) -> Result<(impl RolloutEngine + use<>, PublishedPolicy), Failure> {
+    let ctx = rloom_run::context(threads).map_err(Failure::failed)?;
+    let model = policy.model().map_err(Failure::from_run)?;
+    let tokenizer = Some((*policy.tokenizer).clone());
+    let engine = assembly::rollout_engine(model.config(), &ctx, &RolloutSettings::default(), tokenizer)
+        .map_err(Failure::failed)?;
+    Ok((engine, assembly::publish(&model, PolicyVersion(0))))
+}
+
 /// Sampling settings from the arguments; those not given default to the model's.
 pub(crate) fn sampling(
     arguments: &Sampling,
+    max_new_tokens: usize,
     model: &GenerationConfig,
     stop: &[String],
 ) -> Result<SamplingSettings, Failure> {
@@ -63,7 +78,7 @@ pub(crate) fn sampling(
             .unwrap_or(defaults.top_k),
         top_p: arguments.top_p.or(model.top_p.map(|p| p as f32)).unwrap_or(defaults.top_p),
         min_p: arguments.min_p.or(model.min_p.map(|p| p as f32)).unwrap_or(defaults.min_p),
-        max_new_tokens: arguments.max_new_tokens,
+        max_new_tokens,
         min_new_tokens: 0,
         stop: stop.to_vec(),
     };
@@ -98,7 +113,7 @@ mod tests {
         let arguments = Line::try_parse_from(["rloom"].into_iter().chain(line.split_whitespace())).unwrap();
         let mut model = GenerationConfig::default();
         model.temperature = Some(recommended);
-        sampling(&arguments.sampling, &model, &[])
+        sampling(&arguments.sampling, 256, &model, &[])
     }
 
     #[test]

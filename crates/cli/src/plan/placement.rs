@@ -43,12 +43,12 @@ impl Processes {
     /// The processes of a placement.
     pub(super) fn of(stage: &Stage, placement: Placement, model: Option<&ModelConfig>) -> Self {
         let Placement { offer, roles, weights } = placement;
-        let has_engines = roles.iter().any(|role| !is_function(role));
+        let has_engines = roles.iter().any(|role| role.role == "server" || is_rank(role));
         let servers = stage.rollout.as_ref().and_then(|rollout| servers(&rollout.engine));
         let role = |placed: PlacedRole| {
             let memory = model.map(|model| match (stage.trainer.ranks(), servers) {
                 (_, Some(servers)) if placed.role == "server" => server_memory(model, servers),
-                (Some(torch), _) if !is_function(&placed) => {
+                (Some(torch), _) if is_rank(&placed) => {
                     rank_memory(stage, torch, &placed.role, model, offer.has_gpus())
                 }
                 _ => Vec::new(),
@@ -119,6 +119,11 @@ impl Processes {
         }
         line
     }
+}
+
+/// True for ranks of a trainer.
+fn is_rank(role: &PlacedRole) -> bool {
+    role.role.ends_with(" rank")
 }
 
 /// Processes of functions have no slots.

@@ -21,6 +21,7 @@ mod reward_calibrate;
 mod reward_test;
 mod runs;
 mod scale;
+mod serve;
 mod soak;
 #[expect(
     dead_code,

@@ -116,7 +116,7 @@ fn tools_are_named_and_called() {
     let played = piped(&sandbox, &["tools.toml"], "<calculator>2*3</calculator>\nthe answer is é\n");
     assert_eq!(played.code, Some(0), "{}", played.text());
     assert!(played.stdout.ends_with("\n<result>6</result>\n"), "{}", played.text());
-    assert!(played.stderr.contains("tools: calculator(expression); a turn without a call is the last one"));
+    assert!(played.stderr.contains("tools: calculator(expression)\na call: "));
     assert!(played.stderr.ends_with("the episode is over after 2 turns\n"), "{}", played.text());
 }
 

@@ -34,6 +34,7 @@ const ORDER: &[&str] = &[
     "config",
     "stage",
     "run",
+    "serve",
     "cli",
     "python",
 ];

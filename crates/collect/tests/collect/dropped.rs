@@ -8,9 +8,9 @@ use rloom_collect::{
     BoundedEngine, CollectError, EvaluationReport, Evaluator, GroupFailure, GroupProgress, GroupRunner,
     GroupSettings, GroupUpdate,
 };
-use rloom_core::{Draw, Episode, SampleKey, Ticket};
+use rloom_core::{Draw, Episode, FailureKind, SampleKey, Ticket};
 use rloom_data::{Cursor, Dataset, Order, Split};
-use rloom_reward::{Completion, JudgeError, OnError, Reward, Verdict};
+use rloom_reward::{Assessment, Completion, JudgeError, OnError, Reward};
 
 use crate::bounded::{RoundEngine, data, in_rounds, judged_episodes, sampling};
 
@@ -25,11 +25,11 @@ struct Faulty {
 }
 
 impl Reward for Faulty {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         if (self.fails)(completion.key) {
             return Err(JudgeError::NoReference { task: completion.task.index });
         }
-        Ok(Verdict::outcome(true, true))
+        Ok(Assessment::outcome(true, true))
     }
 
     fn judges_groups(&self) -> bool {
@@ -118,7 +118,9 @@ fn completions_that_cannot_be_judged_have_no_reward_and_end_no_group() {
         let episodes = episodes.unwrap();
         let totals: Vec<Option<f64>> = episodes.iter().map(|episode| episode.rewards.total()).collect();
         assert_eq!(totals, [None, None, Some(1.0), Some(1.0)]);
-        assert!(episodes[1].rewards.failure().unwrap().contains("on sample 0/1"));
+        let failure = episodes[1].rewards.failure().unwrap();
+        assert!(failure.message.contains("on sample 0/1"), "{failure:?}");
+        assert_eq!((failure.kind, failure.retryable), (FailureKind::Task, false));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::rollout::sampling::Sampler;
 use crate::rollout::speculation::Lookup;
 use crate::rollout::stop::StopWatch;
 use rloom_engine::RequestName;
-use rloom_engine::{GenerateRequest, Generation, PolicyLabel, RolloutError};
+use rloom_engine::{GenerateRequest, Generation, PolicyLabel, RolloutError, SampledToken, TokenSink};
 
 /// Progress of a request, read by its caller for timeout messages.
 #[derive(Debug, Default)]
@@ -79,6 +79,7 @@ pub(crate) struct Sequence {
     logprobs: Vec<f32>,
     versions: Vec<VersionSpan>,
     temperature: f32,
+    sink: Option<TokenSink>,
     reply: oneshot::Sender<Result<Generation, RolloutError>>,
 }
 
@@ -90,8 +91,9 @@ impl Sequence {
         reply: oneshot::Sender<Result<Generation, RolloutError>>,
     ) -> Self {
         // The engine refuses attachments, has a use for groups but not for sessions, and enforces the timeout.
-        let GenerateRequest { policy, key, prompt, prefix, sampling, stop_tokens, group, priority, .. } =
-            request;
+        let GenerateRequest {
+            policy, key, prompt, prefix, sampling, stop_tokens, group, priority, sink, ..
+        } = request;
         let given = prompt.len() + prefix.len();
         let max_tokens = prompt.len() + sampling.max_new_tokens;
         let mut tokens = Vec::with_capacity(max_tokens);
@@ -118,6 +120,7 @@ impl Sequence {
             logprobs: Vec::new(),
             versions: Vec::new(),
             temperature: sampling.reported_temperature(),
+            sink,
             reply,
             prompt,
         }
@@ -196,6 +199,9 @@ impl Sequence {
         self.tokens.push(pick.token);
         self.logprobs.push(pick.logprob);
         self.progress.tokens.store(at + 1, Ordering::Relaxed);
+        if let Some(sink) = &self.sink {
+            sink.send(SampledToken { token: pick.token, logprob: pick.logprob });
+        }
         self.stop_at(self.tokens.len() - 1)
     }
 

@@ -7,6 +7,7 @@ mod error;
 mod request;
 mod settings;
 mod status;
+mod stream;
 
 pub use capabilities::{RolloutCapabilities, VersionGranularity};
 pub use engine::{Abort, Health, RolloutEngine};
@@ -17,6 +18,7 @@ pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_tempe
 pub use status::{
     DraftStatistics, RequestTime, RequestTimes, RolloutStatistics, WorkerActivity, WorkerStatus,
 };
+pub use stream::{SampledToken, TokenSink};
 
 /// Submits all requests at once and returns the completions in order. The first error cancels the others.
 pub async fn generate_all<E: RolloutEngine>(

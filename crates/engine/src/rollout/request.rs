@@ -4,7 +4,7 @@ use std::time::Duration;
 use rloom_core::{Attachment, PolicyId, RandomKey, StopReason, VersionSpan};
 use serde::{Deserialize, Serialize};
 
-use super::SamplingSettings;
+use super::{SamplingSettings, TokenSink};
 
 /// Request for one completion.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,9 @@ pub struct GenerateRequest {
     pub priority: u64,
     /// Timeout of the completion; `None` for the engine's setting.
     pub timeout: Option<Duration>,
+    /// Receives the sampled tokens, those of the prefix excluded, while the completion is in flight. An engine may send any
+    /// number of the completion's first tokens; the [`Generation`] has all of them.
+    pub sink: Option<TokenSink>,
 }
 
 impl GenerateRequest {
@@ -54,6 +57,7 @@ impl GenerateRequest {
             session: None,
             priority: 0,
             timeout: None,
+            sink: None,
         }
     }
 }

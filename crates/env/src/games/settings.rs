@@ -18,10 +18,10 @@ macro_rules! game_settings {
             pub illegal_reward: f64,
             /// End the game at such a turn; otherwise the policy is told and has another turn.
             pub illegal_ends: bool,
-            /// What the policy sees of earlier turns.
+            /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
             #[serde(skip_serializing_if = "rloom_core::History::is_full")]
             pub history: rloom_core::History,
-            /// The reasoning of earlier turns, if the chat template drops it.
+            /// What becomes of the reasoning of earlier turns that the chat template drops. Default: `"keep"`.
             #[serde(skip_serializing_if = "rloom_core::EarlierReasoning::is_kept")]
             pub earlier_reasoning: rloom_core::EarlierReasoning,
             $($(#[doc = $doc])+ pub $key: $type,)*

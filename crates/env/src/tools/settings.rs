@@ -76,7 +76,7 @@ pub struct ToolsEnvironment {
     /// The calls of an episode that a resumed run continues.
     #[serde(default)]
     pub on_resume: OnResume,
-    /// What the policy sees of earlier turns. Their reasoning is kept.
+    /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
     #[serde(default, skip_serializing_if = "History::is_full")]
     pub history: History,
     /// All characters of the results that tasks do not have, for models with a character tokenizer.

@@ -147,6 +147,10 @@ fn illegal_turns_cost_and_are_told_or_end_the_game() {
     let told = lake(json!({}));
     assert_eq!(rewards(&told), [-0.1, 0.0, 1.0]);
     assert_eq!(text(&told), "the game:x?R01S#G#R");
+    assert_eq!(rewards(&played(&settings("frozen_lake"), &task("SHG"), 0, &["R"])), [0.0], "a hole");
+    // White space around a move is none of it.
+    let spaced = played(&settings("frozen_lake"), &task("SFG"), 0, &[" R", "R\n"]);
+    assert_eq!(rewards(&spaced), [0.0, 1.0]);
     assert_eq!(rewards(&lake(json!({ "illegal_reward": -2.0, "illegal_ends": true }))), [-2.0]);
     // The last turn ends the game without the goal.
     let late = lake(json!({ "max_turns": 2 }));
@@ -304,4 +308,17 @@ fn a_turn_that_was_cut_off_is_no_move() {
     let tokens = tokenizer.encode("R", false).unwrap();
     now(attempt.turn(turn(&tokens, StopReason::Length))).unwrap();
     assert_eq!(rewards(&one(attempt.finish().unwrap())), [-0.1]);
+}
+
+/// The built-in opponent of Connect Four sees the policy's next move, and one of tic-tac-toe sees all.
+#[test]
+fn opponents_block_and_their_moves_are_told() {
+    for sample in 0..20 {
+        let four = serde_json::from_value(json!({ "kind": "connect_four", "opponent": "best" })).unwrap();
+        assert!(text(&played(&four, &task("112233"), sample, &["7", "7", "?"])).starts_with("the game:74"));
+        let three = json!({ "kind": "tic_tac_toe", "opponent": "best", "observation": "move" });
+        let three = serde_json::from_value(three).unwrap();
+        let played = text(&played(&three, &task("X X../.O./..."), sample, &["2", "?"]));
+        assert!(played.starts_with("the game:23"), "{played}");
+    }
 }

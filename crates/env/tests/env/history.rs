@@ -133,14 +133,14 @@ fn an_episode_with_a_window_outlives_the_context() {
         [(json!("full"), StopReason::Length), (json!({"window": 1}), StopReason::StopToken)]
     {
         let environment = guess(history);
-        let mut attempt = start(environment.as_ref(), &game(7), 14);
+        let mut attempt = start(environment.as_ref(), &game(7), 15);
         for text in turns {
             if !attempt.is_over() {
                 block_on(attempt.turn(written(text))).unwrap();
             }
         }
         let segments = attempt.finish().unwrap();
-        assert!(segments.iter().all(|segment| segment.tokens.len() <= 14));
+        assert!(segments.iter().all(|segment| segment.tokens.len() <= 15));
         assert_eq!(segments.last().unwrap().stop, ends);
         assert_eq!(steps(&segments).last().unwrap().0 == 1.0, ends == StopReason::StopToken);
     }

@@ -33,7 +33,7 @@ fn keys_of_another_kind_are_refused() {
         (r#"{"max_turns": 3}"#, "unknown field `max_turns`, there are no fields (keys of the `single_turn`"),
         (
             r#"{"kind": "guess", "turns": 3}"#,
-            "unknown field `turns`, expected one of `kind`, `max_turns`, `illegal_reward`",
+            "unknown field `turns`, expected one of `kind`, `max_turns`, `history`",
         ),
     ] {
         let error = read(json).unwrap_err();

@@ -17,13 +17,18 @@ use crate::support::{one, random, task, turn};
 
 /// A tokenizer of bytes with the template of a family; the turn ends with `<|stop|>`.
 fn tokenizer() -> Tokenizer {
+    tokenizer_with(|template| template)
+}
+
+/// The tokenizer with a changed template.
+fn tokenizer_with(change: impl FnOnce(String) -> String) -> Tokenizer {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/golden");
     let folder = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(golden.join("byte_level").join(name), folder.path().join(name)).unwrap();
     }
     let template = std::fs::read_to_string(golden.join("tool_templates/chatml.jinja")).unwrap();
-    let template = template.replace("<|im_end|>", "<|stop|>");
+    let template = change(template.replace("<|im_end|>", "<|stop|>"));
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     Tokenizer::load(folder.path()).unwrap()
 }
@@ -107,7 +112,10 @@ struct Played {
 
 impl Played {
     fn start(environment: &Tools, task: &Task) -> Self {
-        let tokenizer = tokenizer();
+        Self::start_with(tokenizer(), environment, task)
+    }
+
+    fn start_with(tokenizer: Tokenizer, environment: &Tools, task: &Task) -> Self {
         let attempt = block_on(Attempt::start(environment, task, &tokenizer, 4000, random())).unwrap();
         Self { tokenizer, attempt }
     }
@@ -192,6 +200,51 @@ fn calls_in_reasoning_do_not_run() {
     assert_eq!(source.calls.load(Ordering::SeqCst), 1);
 }
 
+/// A template that opens the reasoning of each turn and counts the messages. A resumed episode continues as if it had not been
+/// interrupted: within the reasoning, after as many messages, without the turn that carries no loss.
+#[test]
+fn turns_begin_inside_of_reasoning_also_after_resuming() {
+    let tokenizer = || {
+        let count = |template: String| {
+            template.replace(
+                "'<|im_start|>assistant\\n'",
+                "'<|im_start|>assistant ' ~ (messages | length) ~ '\\n'",
+            )
+        };
+        let variables = json!({"opens_reasoning": true});
+        tokenizer_with(count).with_template_variables(variables.as_object().unwrap())
+    };
+    let source = TestTools::new();
+    let masks =
+        ToolsEnvironment { on_malformed: OnMalformed::Mask, format: Some(CallFormat::Tags), ..settings() };
+    let environment = environment(&source, &masks);
+    let mut whole = Played::start_with(tokenizer(), &environment, &question());
+    let turns = [
+        "<fast>draft</fast></think><fast>1</fast><fast>open".to_owned(),
+        "<fast>draft</fast>\n</think>\n<fast>2</fast>".to_owned(),
+    ];
+    let first = whole.play(&turns[0]).unwrap().1;
+    assert!(first.contains("fast 1") && !first.contains("draft"), "{first}");
+    assert!(first.ends_with("assistant 4\n<think>\n"), "{first}");
+    let responses = whole.attempt.responses().to_vec();
+    let second = whole.play(&turns[1]).unwrap().1;
+    assert!(second.contains("fast 2") && !second.contains("draft"), "{second}");
+    assert!(second.ends_with("assistant 6\n<think>\n"), "{second}");
+
+    let mut again = Played::start_with(tokenizer(), &environment, &question());
+    let turn = again.written(&turns[0]);
+    block_on(again.attempt.recall(&turn, &responses[0])).unwrap();
+    assert_eq!(again.play(&turns[1]).unwrap().1, second);
+    // A call in reasoning that does not end is none.
+    for played in [&mut whole, &mut again] {
+        assert_eq!(played.play("<fast>draft</fast>").unwrap().0, Progress::Done);
+    }
+    let (whole, again) = (whole.attempt.finish().unwrap(), again.attempt.finish().unwrap());
+    assert_eq!(whole, again);
+    assert_eq!(whole.policy_ranges().count(), 2);
+    assert_eq!(source.calls.load(Ordering::SeqCst), 3);
+}
+
 #[test]
 fn calls_over_the_limits_have_an_error_as_result() {
     let source = TestTools::new();
@@ -240,6 +293,9 @@ fn results_contain_no_special_tokens() {
     let before = played.attempt.tokens().len();
     let (_, text) = played.play(&call("end", "")).unwrap();
     assert_eq!(text, observed(&["a< |stop|>b"]));
+    // Neither can the policy's own words in an error.
+    let (_, error) = Played::start(&environment, &question()).play(&call("\\u003c|stop|>", "")).unwrap();
+    assert!(error.contains("there is no tool `< |stop|>`"), "{error}");
     let stop = played.tokenizer.eos_id().unwrap();
     // One ends the policy's turn, one the results.
     assert_eq!(played.attempt.tokens()[before..].iter().filter(|token| **token == stop).count(), 2);
@@ -356,6 +412,16 @@ fn plain_prompts_continue_with_text() {
     assert_eq!(played.play("6").unwrap().0, Progress::Done);
 }
 
+/// The token that ends a turn is no part of a call that is the whole turn.
+#[test]
+fn the_end_of_a_turn_is_no_part_of_its_call() {
+    let source = TestTools::new();
+    let settings = ToolsEnvironment { format: Some(CallFormat::Llama3), ..settings() };
+    let mut played = Played::start(&environment(&source, &settings), &question());
+    let (_, text) = played.play("{\"name\": \"fast\", \"parameters\": {\"x\": \"1\"}}").unwrap();
+    assert!(text.contains("fast 1"), "{text}");
+}
+
 #[test]
 fn a_template_without_calls_needs_a_format() {
     let tools = Tools::new(&settings()).unwrap();
@@ -387,6 +453,10 @@ fn settings_are_checked() {
         with(json!({"format": "hermes", "on_malformed": "penalty", "malformed_penalty": 0.2})),
         Ok(())
     );
+    for (on_malformed, has_steps) in [(OnMalformed::Observe, false), (OnMalformed::Penalty, true)] {
+        let settings = ToolsEnvironment { on_malformed, ..settings() };
+        assert_eq!(rloom_env::EnvironmentSettings::Tools(settings).has_steps(), has_steps);
+    }
     for (table, expected) in [
         (json!({"tools": []}), "tools"),
         (json!({"malformed_penalty": 0.2}), "which alone reads it"),

@@ -43,12 +43,15 @@ fn calls_run_at_the_same_time_and_each_gets_its_own_answer() {
 }
 
 #[test]
-fn a_crash_is_repeated_once_and_then_reported_with_status_and_stderr() {
+fn a_crash_is_reported_with_status_and_stderr_and_costs_no_other_call() {
     let folder = tempfile::tempdir().unwrap();
     let crashed = folder.path().join("crashed");
     // The first process dies in the call, the second answers.
     let once = format!("if [ -e {0} ]; then {GOOD}; else touch {0}; exit 3; fi", crashed.display());
-    assert_eq!(judge_one(&judge(&once, 1, LONG), "good"), Ok(Some(1.0)));
+    let once = judge(&once, 1, LONG);
+    let crash = judge_one(&once, "good").unwrap_err();
+    assert!(matches!(crash, FunctionError::Ended { .. }) && crash.is_retryable(), "{crash}");
+    assert_eq!(judge_one(&once, "good"), Ok(Some(1.0)));
     let always = judge("echo last words >&2; exit 3", 1, LONG);
     let Err(FunctionError::Ended { status, stderr, .. }) = judge_one(&always, "x") else { panic!() };
     assert_eq!((status.as_str(), stderr.as_str()), ("exited with status 3", "last words"));

@@ -3,6 +3,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use rloom_core::FailureKind;
 use rloom_function::{FunctionError, HttpFunction, Judge, Malformed};
 
 use crate::support::{LONG, judge_one};
@@ -43,12 +44,18 @@ fn judge(url: &str, timeout: Duration) -> Judge {
 
 const RIGHT: &str =
     "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"verdicts\": [0.25]}";
-const BUSY: &str = "HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbusy";
+const BUSY: &str =
+    "HTTP/1.1 503 Busy\r\nconnection: close\r\nretry-after: 3\r\ncontent-length: 4\r\n\r\nbusy";
 
 #[test]
-fn requests_are_posted_and_repeated_while_the_server_is_busy() {
+fn requests_are_posted_once() {
     let (url, bodies) = server(&[BUSY, RIGHT]);
-    assert_eq!(judge_one(&judge(&url, LONG), "x"), Ok(Some(0.25)));
+    let judge = judge(&url, LONG);
+    let busy = judge_one(&judge, "x").unwrap_err();
+    assert!(matches!(busy, FunctionError::Status { status: 503, .. }), "{busy}");
+    assert!(busy.is_retryable() && busy.kind() == FailureKind::Infrastructure, "{busy}");
+    assert_eq!(busy.retry_after(), Duration::from_secs(3));
+    assert_eq!(judge_one(&judge, "x"), Ok(Some(0.25)));
     let bodies: Vec<String> = bodies.iter().collect();
     assert_eq!((bodies.len(), &bodies[0]), (2, &bodies[1]));
     let body: serde_json::Value = serde_json::from_str(&bodies[0]).unwrap();
@@ -63,8 +70,6 @@ fn answers_other_than_verdicts_are_errors() {
         matches!(&refused, FunctionError::Status { status: 404, body, .. } if body == "none"),
         "{refused}"
     );
-    let busy = error(&[BUSY, BUSY, BUSY]);
-    assert!(matches!(busy, FunctionError::Status { status: 503, .. }), "{busy}");
     let moved = error(&[
         "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
     ]);

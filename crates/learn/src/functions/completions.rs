@@ -62,7 +62,7 @@ fn completions(version: PolicyVersion, groups: &[Group]) -> Completions<'_> {
                 let column = components.entry(&component.name).or_insert_with(|| json!([]));
                 if let Value::Array(column) = column {
                     column.resize(found.rewards.len() - 1, Value::Null);
-                    column.push(json!(component.value));
+                    column.push(json!(component.value()));
                 }
             }
         }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::extract::after_reasoning;
 use crate::row::{RowProblem, json, json_field};
 use crate::verifier::{Truncated, reference};
-use crate::{Completion, JudgeError, Reward, Score, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward, Score};
 use check::Check;
 
 /// Verifies that an answer observes instructions, such as its number of words: the 25 checks of IFEval.
@@ -51,7 +51,7 @@ fn checks(given: &Value) -> Result<Vec<Check>, RowProblem> {
 }
 
 impl Reward for Instructions {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let checks = self.checks(completion)?;
         let answer = after_reasoning(completion.text).map_or("", str::trim);
         let passed =
@@ -59,9 +59,9 @@ impl Reward for Instructions {
         let is_solved = passed == checks.len();
         let fails = self.truncated == Truncated::Fail && completion.stop.is_truncated();
         if fails {
-            return Ok(Verdict::outcome(false, !answer.is_empty()));
+            return Ok(Assessment::outcome(false, !answer.is_empty()));
         }
-        Ok(Verdict {
+        Ok(Assessment {
             value: Some(self.score.of(passed, checks.len())),
             solved: Some(is_solved),
             parsed: Some(!answer.is_empty()),

@@ -13,7 +13,7 @@ use crate::extract::{Extract, after_reasoning};
 use crate::fence::last_block;
 use crate::row::json_field;
 use crate::verifier::Truncated;
-use crate::{Completion, ComponentError, JudgeError, Reward, RowProblem, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward, RowProblem};
 use compile::Schema;
 
 /// Verifies that an answer is JSON that satisfies a schema. The JSON is the whole answer, else its last fenced block, else the text
@@ -77,10 +77,10 @@ impl JsonReward {
 }
 
 impl Reward for JsonReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let document = document(completion.text);
         let is_solved = self.accepts(document.as_ref().unwrap_or(&Value::Null), completion)?;
-        let verdict = Verdict::outcome(is_solved && document.is_some(), document.is_some());
+        let verdict = Assessment::outcome(is_solved && document.is_some(), document.is_some());
         Ok(self.truncated.apply(completion, verdict))
     }
 

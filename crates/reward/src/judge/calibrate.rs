@@ -12,6 +12,7 @@ use super::model::JudgeModels;
 use super::pairs::{compare, in_parallel};
 use super::prompt::{Material, Shown};
 use super::settings::ModelJudge;
+use crate::retries::Retries;
 
 /// Responses without content that fool some judges.
 const MASTER_KEYS: [&str; 11] = [
@@ -45,7 +46,8 @@ struct Judged {
 }
 
 /// Judges labelled `rows` (JSON lines), and master keys in place of the responses to at most `questions` of their questions.
-/// `progress` receives the number of judgements and their total.
+/// A judgement whose failure may pass is repeated at most `retries` times. `progress` receives the number of judgements and their
+/// total.
 ///
 /// # Errors
 ///
@@ -53,6 +55,7 @@ struct Judged {
 pub fn calibrate(
     settings: &ModelJudge,
     timeout: Duration,
+    retries: u32,
     models: &dyn JudgeModels,
     rows: &str,
     questions: usize,
@@ -73,9 +76,10 @@ pub fn calibrate(
             trials.push(Trial { row, responses: [vec![response], others].concat(), key: Some(key) });
         }
     }
+    let retries = Retries::new(retries, timeout);
     let (done, total) = (AtomicU64::new(0), trials.len() as u64);
     let results = in_parallel(&trials, settings.workers as usize, |trial| {
-        let judged = judge(&asker, trial);
+        let (judged, _) = retries.run(|| judge(&asker, trial));
         progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
         judged
     });

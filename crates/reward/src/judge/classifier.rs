@@ -14,7 +14,7 @@ use super::gate::Clock;
 use super::prompt::{Material, Prompt, Shown};
 use super::reward::question;
 use super::settings::Classifier;
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward};
 
 const BYTES_PER_TOKEN: usize = 3;
 
@@ -75,7 +75,7 @@ impl ClassifierReward {
 }
 
 impl Reward for ClassifierReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let input = self.input(completion)?;
         let Classifier { model, revision, activation, .. } = &self.settings;
         let key = digest(&(model, revision, activation, &input));
@@ -83,7 +83,7 @@ impl Reward for ClassifierReward {
             .cache
             .answer(&key, || Ok(Remembered { text: String::new(), number: Some(self.ask(&input)?) }))?;
         let solved = self.settings.solved_at.zip(remembered.number).map(|(least, value)| value >= least);
-        Ok(Verdict { value: remembered.number, solved, parsed: solved.map(|_| true) })
+        Ok(Assessment { value: remembered.number, solved, parsed: solved.map(|_| true) })
     }
 
     fn reads_observations(&self) -> bool {

@@ -1,19 +1,17 @@
-//! Requests to a server: retries, rates and a timeout for all attempts together.
+//! Requests to a server: one attempt each, within rates and a timeout.
 
 use std::time::Duration;
 
+use rloom_function::retry_after;
 use serde_json::Value;
 use ureq::Agent;
-use ureq::http::{HeaderValue, Response};
+use ureq::http::HeaderValue;
 
 use super::error::{ModelError, beginning};
 use super::gate::{Clock, Closed, Gate};
 use super::rate::Rate;
 use super::settings::Limits;
 
-/// Wait before the first retry; it doubles up to the longest.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
 /// Longest body of an answer in bytes.
 const LONGEST_BODY: u64 = 8 << 20;
 
@@ -32,7 +30,6 @@ pub(crate) struct Client {
     url: String,
     key_variable: Option<String>,
     timeout: Duration,
-    retries: u32,
     pub(crate) gate: Gate,
 }
 
@@ -40,14 +37,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("url", &self.url).finish_non_exhaustive()
     }
-}
-
-/// A failed attempt.
-struct Attempt {
-    /// The error of a number of attempts.
-    error: Box<dyn FnOnce(u32) -> ModelError>,
-    /// Least wait before the next attempt; `None` if another one would fail as well.
-    retry_after: Option<Duration>,
 }
 
 impl From<Closed> for ModelError {
@@ -75,7 +64,6 @@ impl Client {
             url: format!("{}{}", address.url.trim_end_matches('/'), address.path),
             key_variable: address.api_key_env.map(str::to_owned),
             timeout,
-            retries: limits.retries,
             gate: Gate::new(workers as usize, rate, clock),
         }
     }
@@ -105,49 +93,23 @@ impl Client {
         self.authorization().map(drop)
     }
 
-    /// Posts a request of about `tokens` tokens, again after failures that may pass. All attempts and the waits between them
-    /// share the timeout; waiting for a slot and for the rate does not count.
+    /// Posts a request of about `tokens` tokens. Waiting for a slot and for the rate does not count as time of the request.
     pub(crate) fn post(&self, body: &Value, tokens: u64) -> Result<Value, ModelError> {
         let authorization = self.authorization()?;
         let _slot = self.gate.slot()?;
-        let mut left = self.timeout;
-        let mut backoff = FIRST_WAIT;
-        let mut attempts = 0;
-        loop {
-            self.gate.pace(tokens)?;
-            let start = self.gate.clock.now();
-            let outcome = self.attempt(body, authorization.as_ref(), left);
-            attempts += 1;
-            left = left.saturating_sub(self.gate.clock.now().saturating_sub(start));
-            let failed = match outcome {
-                Ok(answer) => {
-                    let used = answer.pointer("/usage/total_tokens").and_then(Value::as_u64);
-                    self.gate.settle(tokens, used.unwrap_or(tokens));
-                    return Ok(answer);
-                }
-                Err(failed) => failed,
-            };
-            let wait = failed.retry_after.map(|least| least.max(backoff));
-            let Some(wait) = wait.filter(|&wait| attempts <= self.retries && wait < left) else {
-                return Err((failed.error)(attempts));
-            };
-            self.gate.sleep(wait)?;
-            left -= wait;
-            backoff = (backoff * 2).min(LONGEST_WAIT);
-        }
+        self.gate.pace(tokens)?;
+        let answer = self.send(body, authorization.as_ref())?;
+        let used = answer.pointer("/usage/total_tokens").and_then(Value::as_u64);
+        self.gate.settle(tokens, used.unwrap_or(tokens));
+        Ok(answer)
     }
 
-    fn attempt(
-        &self,
-        body: &Value,
-        authorization: Option<&(String, HeaderValue)>,
-        timeout: Duration,
-    ) -> Result<Value, Attempt> {
+    fn send(&self, body: &Value, authorization: Option<&(String, HeaderValue)>) -> Result<Value, ModelError> {
         let mut request = self.agent.post(&self.url).header("content-type", "application/json");
         if let Some((_, header)) = authorization {
             request = request.header("authorization", header);
         }
-        let request = request.config().timeout_global(Some(timeout)).build();
+        let request = request.config().timeout_global(Some(self.timeout)).build();
         let mut response = request.send(body.to_string()).map_err(|error| self.lost(error))?;
         let (status, retry_after) = (response.status().as_u16(), retry_after(&response));
         let read = response.body_mut().with_config().limit(LONGEST_BODY).read_to_vec();
@@ -158,57 +120,27 @@ impl Client {
                 body = body.replace(key.as_str(), "[key]");
             }
             let (url, body) = (self.url.clone(), beginning(&body));
-            let may_pass = matches!(status, 408 | 429 | 500..);
-            return Err(Attempt {
-                error: Box::new(move |attempts| ModelError::Status { url, status, attempts, body }),
-                retry_after: may_pass.then_some(retry_after),
-            });
+            return Err(ModelError::Status { url, status, retry_after, body });
         }
-        serde_json::from_slice(&text).map_err(|error| {
-            let (url, reason) = (self.url.clone(), error.to_string());
-            Attempt {
-                error: Box::new(move |_| ModelError::Malformed { url, expected: "JSON", reason }),
-                // Such as the end of a connection that the server closed too early.
-                retry_after: Some(Duration::ZERO),
-            }
+        // Such as the end of a connection that the server closed too early, or the page of a proxy.
+        serde_json::from_slice(&text).map_err(|error| ModelError::Unreachable {
+            url: self.url.clone(),
+            reason: format!("what it sent is not JSON: {error}"),
         })
     }
 
     /// A request without an answer.
-    fn lost(&self, error: ureq::Error) -> Attempt {
+    fn lost(&self, error: ureq::Error) -> ModelError {
         let url = self.url.clone();
         match error {
-            ureq::Error::Timeout(_) => {
-                let timeout = self.timeout;
-                Attempt {
-                    error: Box::new(move |attempts| ModelError::TimedOut { judge: url, timeout, attempts }),
-                    retry_after: Some(Duration::ZERO),
-                }
-            }
+            ureq::Error::Timeout(_) => ModelError::TimedOut { judge: url, timeout: self.timeout },
             ureq::Error::BodyExceedsLimit(limit) => {
                 let reason = format!("it has more than {limit} bytes");
-                Attempt {
-                    error: Box::new(move |_| ModelError::Malformed { url, expected: "a short body", reason }),
-                    retry_after: None,
-                }
+                ModelError::Malformed { url, expected: "a short body", reason }
             }
-            error => {
-                let reason = error.to_string();
-                Attempt {
-                    error: Box::new(move |attempts| ModelError::Unreachable { url, attempts, reason }),
-                    retry_after: Some(Duration::ZERO),
-                }
-            }
+            error => ModelError::Unreachable { url, reason: error.to_string() },
         }
     }
-}
-
-/// The wait that a server asks for, in seconds. Dates are not read.
-fn retry_after<B>(response: &Response<B>) -> Duration {
-    let seconds =
-        response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    seconds
-        .map_or(Duration::ZERO, |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO))
 }
 
 #[cfg(test)]
@@ -220,6 +152,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::retries::MayPass as _;
 
     const DONE: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 33\r\n\r\n{\"usage\": { \"total_tokens\": 30 }}";
 
@@ -254,23 +187,15 @@ mod tests {
     }
 
     #[test]
-    fn waits_between_attempts_double_and_obey_the_server() {
-        const BUSY: &str = "HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    fn the_wait_that_a_server_asks_for_is_read() {
         const LATER: &str =
             "HTTP/1.1 429 Later\r\nconnection: close\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
-        let timeout = Duration::from_mins(1);
-        let own = client(vec![BUSY, BUSY, BUSY, DONE], Limits::default(), timeout);
-        assert!(own.url().ends_with("/v1/chat"), "{}", own.url());
-        own.post(&json!({}), 0).unwrap();
-        assert_eq!(seconds(&own), 0.5 + 1.0 + 2.0);
-        let asked_to_wait = client(vec![LATER, BUSY, DONE], Limits::default(), timeout);
-        asked_to_wait.post(&json!({}), 0).unwrap();
-        assert_eq!(seconds(&asked_to_wait), 7.0 + 1.0);
-        // Another wait would exceed the timeout of all attempts.
-        let in_vain = client(vec![LATER, LATER, LATER], Limits::default(), Duration::from_secs(20));
-        let error = in_vain.post(&json!({}), 0).unwrap_err();
-        assert!(matches!(error, ModelError::Status { status: 429, attempts: 3, .. }), "{error}");
-        assert_eq!(seconds(&in_vain), 14.0);
+        let busy = client(vec![LATER], Limits::default(), Duration::from_mins(1));
+        assert!(busy.url().ends_with("/v1/chat"), "{}", busy.url());
+        let error = busy.post(&json!({}), 0).unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert_eq!(error.retry_after(), Duration::from_secs(7));
+        assert_eq!(seconds(&busy), 0.0);
     }
 
     #[test]

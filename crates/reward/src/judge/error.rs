@@ -1,38 +1,39 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rloom_core::FailureKind;
+use rloom_function::may_pass;
+
+use crate::retries::MayPass;
+
 /// A judge that gave no verdict. It is never a reward.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
 pub enum ModelError {
     /// A request that the server did not answer.
-    #[error("no answer from {url}{}: {reason}", after(*attempts))]
+    #[error("no answer from {url}: {reason}")]
     Unreachable {
         /// The address.
         url: String,
-        /// Number of attempts.
-        attempts: u32,
         /// The error.
         reason: String,
     },
-    /// A question that exceeded its timeout, with all attempts.
-    #[error("{judge} did not answer within {} s{}", timeout.as_secs_f64(), after(*attempts))]
+    /// A question that exceeded its timeout.
+    #[error("{judge} did not answer within {} s", timeout.as_secs_f64())]
     TimedOut {
         /// The judge.
         judge: String,
         /// The timeout.
         timeout: Duration,
-        /// Number of attempts.
-        attempts: u32,
     },
     /// A status other than success.
-    #[error("{url} answered with status {status}{}: {body}", after(*attempts))]
+    #[error("{url} answered with status {status}: {body}")]
     Status {
         /// The address.
         url: String,
         /// The status.
         status: u16,
-        /// Number of attempts.
-        attempts: u32,
+        /// Least wait before another request, as the server asks.
+        retry_after: Duration,
         /// Beginning of the body.
         body: String,
     },
@@ -122,8 +123,38 @@ pub enum Unreadable {
     NoProbability,
 }
 
-fn after(attempts: u32) -> String {
-    if attempts > 1 { format!(" after {attempts} attempts") } else { String::new() }
+impl ModelError {
+    /// What failed.
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Unreachable { .. }
+            | Self::TimedOut { .. }
+            | Self::Status { .. }
+            | Self::ApiKey { .. }
+            | Self::Cache { .. }
+            | Self::Embedded { .. }
+            | Self::Closed => FailureKind::Infrastructure,
+            Self::Malformed { .. } | Self::Unreadable { .. } | Self::Prompt { .. } => FailureKind::Component,
+            Self::Missing { .. } => FailureKind::Task,
+        }
+    }
+}
+
+impl MayPass for ModelError {
+    fn is_retryable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Status { status, .. } => may_pass(*status),
+            _ => false,
+        }
+    }
+
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// Longest part of an answer in a message.

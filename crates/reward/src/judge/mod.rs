@@ -27,5 +27,7 @@ mod verdict_line;
 pub use calibrate::calibrate;
 pub use calibration::{Agreement, Calibration, CalibrationError, MasterKey};
 pub use error::{ModelError, Unreadable};
+pub(crate) use gate::{Clock, Gate};
 pub use model::{Answer, JudgeModel, JudgeModels, Question};
+pub(crate) use rate::Rate;
 pub use settings::{Against, CacheSettings, Classifier, Criterion, Limits, ModelJudge, VerdictKind};

@@ -47,8 +47,13 @@ pub trait JudgeModel: Debug + Send + Sync {
     fn close(&self) {}
 }
 
-/// Opens the models of judges that this process computes.
+/// Opens the models of judges that this process computes, and finds what computes those of others.
 pub trait JudgeModels {
     /// Opens a model folder or a hub model. `timeout` limits a question.
     fn open(&self, model: &str, timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError>;
+
+    /// The interpreter of an installed environment of PyTorch, for reward models.
+    fn python(&self) -> Option<String> {
+        None
+    }
 }

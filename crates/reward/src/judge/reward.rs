@@ -15,7 +15,7 @@ use super::pairs::{Comparison, circle, compare, in_parallel};
 use super::prompt::Material;
 use super::settings::{ModelJudge, VerdictKind};
 use crate::verifier::reference;
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward};
 
 /// A judge as a reward.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ impl JudgeReward {
         &self.asker.settings
     }
 
-    fn verdict(&self, value: f64) -> Verdict {
+    fn verdict(&self, value: f64) -> Assessment {
         let solved = self.settings().solved_at.map(|least| value >= least);
-        Verdict { value: Some(value), solved, parsed: solved.map(|_| true) }
+        Assessment { value: Some(value), solved, parsed: solved.map(|_| true) }
     }
 
     /// Instructions of the recipe, or of the task's row.
@@ -101,13 +101,13 @@ impl JudgeReward {
 }
 
 impl Reward for JudgeReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         Ok(self.verdict(self.value(completion)?))
     }
 
-    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Verdict>, JudgeError> {
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
         let verdict =
-            |value: Option<f64>| value.map_or_else(Verdict::not_applicable, |value| self.verdict(value));
+            |value: Option<f64>| value.map_or_else(Assessment::not_applicable, |value| self.verdict(value));
         Ok(self.values(completions)?.into_iter().map(verdict).collect())
     }
 

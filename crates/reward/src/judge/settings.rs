@@ -72,7 +72,7 @@ pub struct ModelJudge {
     /// Number of questions at a time, from 1 to 1024.
     #[serde(default = "default_workers")]
     pub workers: u32,
-    /// Rates of requests and number of retries; servers only.
+    /// Rates of requests; servers only.
     #[serde(default)]
     pub limits: Limits,
     /// Memory of verdicts.
@@ -115,7 +115,7 @@ pub struct Classifier {
     /// Number of requests at a time, from 1 to 1024.
     #[serde(default = "default_workers")]
     pub workers: u32,
-    /// Rates of requests and number of retries.
+    /// Rates of requests.
     #[serde(default)]
     pub limits: Limits,
     /// Memory of values.
@@ -171,21 +171,13 @@ pub struct Criterion {
 }
 
 /// Limits of requests to a server.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Requests per minute; 0 for no limit.
     pub requests_per_minute: f64,
     /// Tokens per minute, of questions and answers; 0 for no limit.
     pub tokens_per_minute: f64,
-    /// Retries of a request that was lost, or that the server refused for the time being; at most 100.
-    pub retries: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { requests_per_minute: 0.0, tokens_per_minute: 0.0, retries: 5 }
-    }
 }
 
 /// Memory of verdicts: a question that was answered before is not asked again.
@@ -367,8 +359,7 @@ impl Classifier {
 impl Limits {
     fn validate(&self) -> Result<(), SettingError> {
         ValueRange::between(0.0, 1e12).check("limits.requests_per_minute", self.requests_per_minute)?;
-        ValueRange::between(0.0, 1e15).check("limits.tokens_per_minute", self.tokens_per_minute)?;
-        ValueRange::between(0.0, 100.0).check("limits.retries", self.retries.into())
+        ValueRange::between(0.0, 1e15).check("limits.tokens_per_minute", self.tokens_per_minute)
     }
 }
 

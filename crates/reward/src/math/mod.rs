@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::extract::{self, Extract};
 use crate::verifier::{Truncated, reference};
-use crate::{Completion, ComponentError, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 use answer::Form;
 use equal::Comparison;
 use evaluate::{Point, Value, evaluate};
@@ -222,7 +222,7 @@ impl Default for Math {
 }
 
 impl Reward for Math {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let reference = Reference::read(reference(completion)?);
         let judgement =
             judge_first(&self.extract, completion.text, |answer| reference.judge(answer, self.tolerance));
@@ -253,8 +253,8 @@ pub(crate) fn judge_first(places: &[Extract], text: &str, judge: impl Fn(&str) -
     extract::read_first(places, text, judge).unwrap_or(Judgement::Unreadable)
 }
 
-pub(crate) fn verdict(judgement: Judgement) -> Verdict {
-    Verdict::outcome(judgement == Judgement::Same, judgement != Judgement::Unreadable)
+pub(crate) fn verdict(judgement: Judgement) -> Assessment {
+    Assessment::outcome(judgement == Judgement::Same, judgement != Judgement::Unreadable)
 }
 
 pub(crate) fn validate_tolerance(tolerance: f64) -> Result<(), SettingError> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::extract::after_reasoning;
 use crate::verifier::reference;
-use crate::{Completion, JudgeError, Reward, Verdict};
+use crate::{Assessment, Completion, JudgeError, Reward};
 
 /// The overlap of the answer with the reference answer, from 0 to 1.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -49,10 +49,10 @@ impl Measure {
 }
 
 impl Reward for Overlap {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let expected = reference(completion)?;
         let answer = after_reasoning(completion.text).unwrap_or_default();
-        Ok(Verdict::value(self.measure.of(answer, expected)))
+        Ok(Assessment::value(self.measure.of(answer, expected)))
     }
 
     fn reads_answer(&self) -> bool {

@@ -40,7 +40,7 @@ fn score(settings: &RewardSettings, domain: &str, answer: &str, text: &str) -> R
 }
 
 fn values(rewards: &Rewards) -> Vec<Option<f64>> {
-    rewards.components.iter().map(|component| component.value).collect()
+    rewards.components.iter().map(|component| component.value()).collect()
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
-use rloom_core::{Author, PromptSource, Rewards, SampleKey, Span, StopReason, Task, Ticket, Trajectory};
+use rloom_core::{
+    Author, FailureKind, PromptSource, Rewards, SampleKey, Span, StopReason, Task, Ticket, Trajectory,
+};
 use rloom_reward::{CurrentComponent, Judged, RewardError, RewardSettings, Scorer};
 
 /// A component that runs a shell fragment for each request, which may use `$id` and `$line`.
@@ -63,7 +65,7 @@ fn scored(scorer: &Scorer, texts: &[&str]) -> Result<Vec<Rewards>, RewardError> 
         .collect();
     let mut rewards = judged.iter().map(|one| scorer.score(one, &current)).collect::<Result<Vec<_>, _>>()?;
     if scorer.judges_groups() {
-        assert!(rewards.iter().all(|rewards| rewards.pending && rewards.components[1].value.is_none()));
+        assert!(rewards.iter().all(|rewards| rewards.pending && rewards.components[1].value().is_none()));
         scorer.score_group(&judged, &mut rewards, &current)?;
     }
     assert!(rewards.iter().all(|rewards| !rewards.pending));
@@ -71,7 +73,7 @@ fn scored(scorer: &Scorer, texts: &[&str]) -> Result<Vec<Rewards>, RewardError> 
 }
 
 fn values(rewards: &[Rewards]) -> Vec<Option<f64>> {
-    rewards.iter().map(|rewards| rewards.components[1].value).collect()
+    rewards.iter().map(|rewards| rewards.components[1].value()).collect()
 }
 
 /// 0.5 and a metric, or null for a completion with zz.
@@ -165,5 +167,50 @@ fn settings_of_functions_are_checked() {
     ] {
         let error = error(component);
         assert!(error.contains(expected), "{component}: {error}");
+    }
+}
+
+/// Fails once, if the folder exists, else always.
+fn recovering(folder: &std::path::Path, failure: &str) -> String {
+    let seen = folder.join("seen");
+    format!("if [ -e {0} ]; then {HALF}; else touch {0}; {failure}; fi", seen.display())
+}
+
+#[test]
+fn failures_of_infrastructure_are_retried_and_counted() {
+    let infrastructure = r#"echo '{"id":'$id',"error":{"kind":"infrastructure","message":"no disk"}}'"#;
+    for failure in ["exit 3", infrastructure] {
+        for keys in ["", r#", "group": true"#] {
+            let folder = tempfile::tempdir().unwrap();
+            let scorer =
+                Scorer::new(&settings(keys, &recovering(folder.path(), failure), "drop"), 0, 0).unwrap();
+            assert_eq!(values(&scored(&scorer, &["1"]).unwrap()), [Some(0.5)], "{failure}");
+            assert_eq!(scorer.retries().collect::<Vec<_>>(), [("exact", 0), ("program", 1)]);
+            assert_eq!(scorer.failures().map(|(_, count)| count).sum::<u64>(), 0);
+            let mut once = settings(keys, &recovering(folder.path().join("no").as_path(), failure), "drop");
+            once.retries = 0;
+            let scorer = Scorer::new(&once, 0, 0).unwrap();
+            let failed = scored(&scorer, &["1"]).unwrap();
+            let failure = failed[0].components[1].failure().unwrap();
+            assert_eq!((failure.kind, failure.retryable), (FailureKind::Infrastructure, true));
+            let kinds: Vec<u64> = scorer.failures_by_kind().map(|(_, count)| count).collect();
+            assert_eq!(kinds, [1, 0, 0]);
+        }
+    }
+}
+
+#[test]
+fn other_failures_are_not_retried() {
+    for (kind, expected) in [
+        (r#""kind":"task","#, FailureKind::Task),
+        (r#""kind":"function","#, FailureKind::Component),
+        ("", FailureKind::Component),
+    ] {
+        let answer = format!(r#"echo '{{"id":'$id',"error":{{{kind}"message":"no"}}}}'"#);
+        let scorer = Scorer::new(&settings("", &answer, "drop"), 0, 0).unwrap();
+        let failed = scored(&scorer, &["1"]).unwrap();
+        let failure = failed[0].components[1].failure().unwrap();
+        assert_eq!((failure.kind, failure.retryable), (expected, false));
+        assert_eq!(scorer.retries().map(|(_, count)| count).sum::<u64>(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Times of rewards on texts of one, two and four lengths. A measurement, not a test: `cargo test --release --test reward growth --
 //! --ignored --nocapture` prints those that grow faster than the text.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+#![expect(clippy::print_stdout, reason = "a measurement")]
 
 use std::time::{Duration, Instant};
 
@@ -109,7 +109,13 @@ fn times_of_one_two_and_four_lengths() {
         let scorer = Scorer::new(&settings, 1, 0).unwrap();
         for part in PARTS {
             let run = |text: &str| {
-                let judged = Judged { task: &task, trajectory: &own, text, transcript: "", prompt: "" };
+                let judged = Judged {
+                    task: &task,
+                    segments: std::slice::from_ref(&own),
+                    text,
+                    transcript: "",
+                    prompt: "",
+                };
                 let _ = scorer.score(&judged, &CurrentComponent::default());
             };
             grown += usize::from(report(&component["kind"].to_string(), part, run));

@@ -395,6 +395,6 @@ fn any_completion_is_judged_in_linear_time() {
         let current = CurrentComponent::default();
         let mut rewards = vec![scorer.score(&judged, &current).unwrap(); 2];
         scorer.score_group(&[judged, judged], &mut rewards, &current).unwrap();
-        assert!(rewards[0].components.iter().all(|component| component.value.is_some()), "{part:?}");
+        assert!(rewards[0].components.iter().all(|component| component.value().is_some()), "{part:?}");
     }
 }

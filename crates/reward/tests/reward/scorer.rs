@@ -218,7 +218,7 @@ fn sums_are_weighted_and_the_first_verifier_is_the_outcome() {
             &CurrentComponent::default(),
         )
         .unwrap();
-    let values: Vec<_> = rewards.components.iter().map(|c| (c.name.as_str(), c.weight, c.value)).collect();
+    let values: Vec<_> = rewards.components.iter().map(|c| (c.name.as_str(), c.weight, c.value())).collect();
     assert_eq!(
         values,
         [("format", 0.25, Some(1.0)), ("correct", 2.0, Some(1.0)), ("literal", 0.0, Some(0.0))]
@@ -321,7 +321,7 @@ fn settings_round_trip_with_every_default() {
     assert!(!written.contains("null"));
     assert_eq!(
         serde_json::to_string(&settings(r#"{"components": [{"kind": "math"}]}"#).unwrap()).unwrap(),
-        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is","formula"],"tolerance":0.0,"truncated":"judge"}],"on_error":"fatal","timeout_seconds":60.0}"#
+        r#"{"components":[{"kind":"math","name":"math","weight":1.0,"extract":["boxed","hashes","answer_tag","answer_is","formula"],"tolerance":0.0,"truncated":"judge"}],"retries":3,"on_error":"fatal","timeout_seconds":60.0}"#
     );
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct ConfiguredEngines {
     machines: Machines,
     /// Devices of the machines.
     offer: Offer,
-    /// Machines of functions, if they do not run on this machine.
+    /// Machines of functions and reward models, if daemons start them.
     functions: Option<FunctionHosts>,
     /// Copies of published weights on other machines.
     mirrors: Option<ServerMirrors>,
@@ -96,7 +96,7 @@ impl ConfiguredEngines {
             embedded: EmbeddedEngines::new(policy, config, ctx),
             policy: policy.clone(),
             publications,
-            functions: FunctionHosts::new(config, &machines, &offer, &logs),
+            functions: FunctionHosts::new(config, &machines, &offer, &logs)?,
             logs,
             dtype: config.dtype,
             ranks: placement::most_ranks(config),
@@ -115,7 +115,7 @@ impl ConfiguredEngines {
         &self.machines
     }
 
-    /// The machines of functions; `None` if they run on this machine.
+    /// The machines of functions and reward models; `None` if this process starts them.
     pub(crate) fn functions(&self) -> Option<&FunctionHosts> {
         self.functions.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Processes of functions on the machines of a run.
+//! Processes of functions and reward models on the machines of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rloom_cluster::{Machines, Process, ProcessSpec};
+use rloom_cluster::{Machines, Node, Process, ProcessSpec};
 use rloom_config::Config;
 use rloom_function::{Host, Hosted, HostedCommand, HostedProcess};
 
-use super::placement::{Offer, function_roles};
+use super::placement::{Offer, Place, PlacementError, function_roles};
 
 /// Longest wait for an answer of a node.
 const NODE: Duration = Duration::from_secs(30);
@@ -21,30 +21,41 @@ const KILLING: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct FunctionHosts {
     machines: Machines,
-    /// Machine of each process, by stage and role.
-    places: Arc<Vec<BTreeMap<String, Vec<usize>>>>,
+    /// Place of each process, by stage and role.
+    places: Arc<Vec<BTreeMap<String, Vec<Place>>>>,
+    /// True if engines and reward models use GPUs.
+    has_gpus: bool,
     /// All machines, those for functions first.
     order: Arc<Vec<usize>>,
     logs: PathBuf,
 }
 
 impl FunctionHosts {
-    /// The machines of a configuration's functions; `None` if they run on the machine of the controller.
-    pub(super) fn new(config: &Config, machines: &Machines, offer: &Offer, logs: &Path) -> Option<Self> {
-        machines.members()?;
-        let of_stage = |stage| {
-            let roles = function_roles(config, stage, offer).into_iter();
-            roles.map(|role| (role.role, role.places.iter().map(|place| place.machine).collect())).collect()
+    /// The machines of a configuration's functions and reward models; `None` if the controller starts all of them itself.
+    pub(super) fn new(
+        config: &Config,
+        machines: &Machines,
+        offer: &Offer,
+        logs: &Path,
+    ) -> Result<Option<Self>, PlacementError> {
+        let of_stage = |stage| -> Result<BTreeMap<String, Vec<Place>>, PlacementError> {
+            let roles = function_roles(config, stage, offer)?.into_iter();
+            Ok(roles.map(|role| (role.role, role.places)).collect())
         };
+        let places: Vec<_> = config.stages.iter().map(of_stage).collect::<Result<_, _>>()?;
+        if places.iter().all(BTreeMap::is_empty) {
+            return Ok(None);
+        }
         let mut order: Vec<usize> = offer.for_functions().into_iter().map(|(machine, _)| machine).collect();
         let others: Vec<usize> = (0..machines.count()).filter(|machine| !order.contains(machine)).collect();
         order.extend(others);
-        Some(Self {
+        Ok(Some(Self {
             machines: machines.clone(),
-            places: Arc::new(config.stages.iter().map(of_stage).collect()),
+            places: Arc::new(places),
+            has_gpus: offer.has_gpus(),
             order: Arc::new(order),
             logs: logs.to_owned(),
-        })
+        }))
     }
 
     /// Starts the processes of a role of a stage.
@@ -59,14 +70,18 @@ impl FunctionHosts {
 struct RoleHost {
     hosts: FunctionHosts,
     role: String,
-    /// Machine of each process.
-    places: Vec<usize>,
+    /// Place of each process.
+    places: Vec<Place>,
 }
 
 impl RoleHost {
-    /// The machine of a process, followed by those that take its place while it is lost. Processes of a lost machine are spread.
+    /// The machine of a process, followed by those that take its place while it is lost. Processes of a lost machine are spread;
+    /// those with GPUs have no others.
     fn order(&self, worker: usize) -> Vec<usize> {
-        let own = self.places.get(worker).copied();
+        let own = self.places.get(worker).map(|place| place.machine);
+        if let Some(place) = self.places.get(worker).filter(|place| self.uses_gpus(place)) {
+            return vec![place.machine];
+        }
         let mut others: Vec<usize> =
             self.hosts.order.iter().copied().filter(|machine| Some(*machine) != own).collect();
         if !others.is_empty() {
@@ -76,16 +91,35 @@ impl RoleHost {
         own.into_iter().chain(others).collect()
     }
 
-    fn spec(&self, command: &HostedCommand) -> ProcessSpec {
+    fn uses_gpus(&self, place: &Place) -> bool {
+        self.hosts.has_gpus && !place.slots.is_empty()
+    }
+
+    /// Variables by which a process finds its devices.
+    fn devices(&self, worker: usize, node: &Node) -> Result<BTreeMap<String, String>, String> {
+        let Some(place) = self.places.get(worker).filter(|place| !place.slots.is_empty()) else {
+            return Ok(BTreeMap::new());
+        };
+        let (name, value) = if self.uses_gpus(place) {
+            let offer = node.describe(Instant::now() + NODE).map_err(|error| error.to_string())?;
+            ("CUDA_VISIBLE_DEVICES", offer.visible_gpus(&place.slots))
+        } else {
+            let there = self.places.iter().filter(|other| other.machine == place.machine).count();
+            ("OMP_NUM_THREADS", (place.slots.len() / there).max(1).to_string())
+        };
+        Ok([(name.to_owned(), value)].into())
+    }
+
+    fn spec(&self, command: &HostedCommand, environment: BTreeMap<String, String>) -> ProcessSpec {
         let name = format!("{} {}", self.role, command.worker);
         let of_file = |c: char| if c.is_alphanumeric() || "-._".contains(c) { c } else { '-' };
         let file: String = name.chars().map(of_file).collect();
         ProcessSpec {
             name,
-            role: "function".to_owned(),
+            role: if environment.is_empty() { "function" } else { "reward model" }.to_owned(),
             program: command.program.clone(),
             arguments: command.arguments.clone(),
-            environment: BTreeMap::new(),
+            environment,
             directory: command.directory.clone(),
             log: Some(self.hosts.logs.join(format!("{file}.log"))),
         }
@@ -94,10 +128,11 @@ impl RoleHost {
 
 impl Host for RoleHost {
     fn start(&self, command: &HostedCommand, goes_on: &dyn Fn() -> bool) -> Result<Hosted, String> {
-        let (order, spec) = (self.order(command.worker), self.spec(command));
+        let order = self.order(command.worker);
         loop {
             let found = self.hosts.machines.first_of(&order, goes_on);
             let (_, node, machine) = found.ok_or("no machine of the run is connected")?;
+            let spec = self.spec(command, self.devices(command.worker, &node)?);
             match node.start_relayed(&spec, Instant::now() + NODE) {
                 Ok((process, stream)) => {
                     return Ok(Hosted { process: Arc::new(NodeFunction(process)), stream, machine });

@@ -61,6 +61,11 @@ impl JudgeModels for EmbeddedJudges {
         let weights = self.weights(model).map_err(|error| failed(model, &error))?;
         Ok(Arc::new(EmbeddedJudge { weights, timeout }))
     }
+
+    fn python(&self) -> Option<String> {
+        let found = rloom_remote::interpreter(Path::new(""), rloom_remote::EnvironmentKind::Torch)?;
+        Some(found.display().to_string())
+    }
 }
 
 impl Weights {

@@ -142,8 +142,8 @@ impl ComponentResult {
         let rewards: Vec<&Rewards> = judged.iter().filter_map(|one| one.rewards.as_ref().ok()).collect();
         let own: Vec<&RewardComponent> =
             rewards.iter().filter_map(|r| r.components.iter().find(|c| c.name == name)).collect();
-        let values: Vec<f64> = own.iter().filter_map(|component| component.value).collect();
-        let failed = own.iter().filter(|component| component.failure.is_some()).count();
+        let values: Vec<f64> = own.iter().filter_map(|component| component.value()).collect();
+        let failed = own.iter().filter(|component| component.failure().is_some()).count();
         let share = |count: usize| count as f64 / judged.len().max(1) as f64;
         let verified: Vec<_> = judged.iter().filter(|one| outcome(one, reward) == Some(name)).collect();
         let outcome = |of: fn(&Rewards) -> Option<bool>| {
@@ -168,7 +168,7 @@ impl Problem {
     fn of(judged: &JudgedCandidate<'_>, reward: &RewardSettings, is_reference: bool) -> Option<Self> {
         let outcome = || outcome(judged, reward).map(str::to_owned);
         let failure = |rewards: &Rewards| {
-            rewards.components.iter().find_map(|c| Some((c.name.clone(), c.failure.clone()?)))
+            rewards.components.iter().find_map(|c| Some((c.name.clone(), c.failure()?.message.clone())))
         };
         let (component, problem, message) = match &judged.rewards {
             Err(message) => (String::new(), "failed", Some(message.clone())),

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rloom_config::Config;
 use rloom_core::{RandomKey, StopReason, Task};
-use rloom_env::{BoxFuture, EnvError, Environment, Interaction, Response, Start, Turn, View};
+use rloom_env::{BoxFuture, EnvError, Environment, Interaction, Response, Start, Turn};
 use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{EpisodeHook, Policy, ResumeOptions, RunInputs, StopFlag, Summary, context, train_on};
@@ -54,25 +55,12 @@ groups_per_batch = 3
 group_size = 3
 "#;
 
-/// An environment whose answers depend on all turns. With a file `kill`, the answer to the turn with the number in it is never
-/// given: the file `inside` is created. First turns are not counted.
+/// An environment whose answers depend on all turns.
 const PYTHON: &str = r#"
-import time
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
 def play(task):
     total = sum(map(ord, task["prompt"]))
     reply = yield task["prompt"]
     for turn in range(4):
-        if turn:
-            with open(HERE / "turns", "a") as file:
-                file.write(".")
-            kill = HERE / "kill"
-            if kill.exists() and (HERE / "turns").stat().st_size >= int(kill.read_text()):
-                (HERE / "inside").touch()
-                time.sleep(1000)
         total = total * 7 + sum(map(ord, reply)) + turn
         reply = yield str(total % 10), total % 3 / 2
     return 0.0
@@ -83,6 +71,8 @@ const GAME: &str = "game";
 const PROCESS: &str = "process";
 /// Turns after the first ones of their episodes up to the kill.
 const KILL: u64 = 60;
+/// Groups of a batch.
+const BATCH: u64 = 3;
 
 fn config(kind: &str, directory: &Path) -> Config {
     let file = directory.join("env.py");
@@ -118,19 +108,48 @@ fn undisturbed(kind: &str) -> Vec<Vec<u8>> {
     result(&config)
 }
 
-fn resume(config: &Config, observer: &mut dyn Observer, stop: &StopFlag) -> Summary {
-    rloom_run::resume(&config.run_directory(), config, ResumeOptions::default(), observer, stop).unwrap()
+fn resume(config: &Config) {
+    let stop = StopFlag::default();
+    rloom_run::resume(&config.run_directory(), config, ResumeOptions::default(), &mut (), &stop).unwrap();
 }
 
-/// An environment that never answers one of the turns.
+/// When an environment holds back its answers to later turns.
+#[derive(Debug, Clone)]
+enum Rule {
+    /// Never answers a certain turn, and creates a file in it.
+    Hang { turns: Arc<AtomicU64>, inside: PathBuf },
+    /// Answers turns of groups after the first batch when the run is to stop, and some time later.
+    Wait(StopFlag),
+}
+
+impl Rule {
+    async fn hold(&self, ticket: u64) {
+        match self {
+            Self::Hang { turns, inside } => {
+                if turns.fetch_add(1, Ordering::SeqCst) + 1 == KILL {
+                    std::fs::write(inside, "").unwrap();
+                    std::future::pending::<()>().await;
+                }
+            }
+            Self::Wait(stop) if ticket >= BATCH => {
+                while !stop.after_this_step() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Self::Wait(_) => {}
+        }
+    }
+}
+
+/// An environment that holds back answers.
 #[derive(Debug)]
-struct Hanging {
+struct Held {
     inner: Arc<dyn Environment>,
-    turns: Arc<AtomicU64>,
-    inside: PathBuf,
+    rule: Rule,
 }
 
-impl Environment for Hanging {
+impl Environment for Held {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -143,37 +162,46 @@ impl Environment for Hanging {
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
         Box::pin(async move {
             let mut start = self.inner.start(task, tokenizer, random).await?;
-            let (turns, inside) = (Arc::clone(&self.turns), self.inside.clone());
-            start.interaction =
-                Box::new(HangingPlay { inner: start.interaction, turns, inside, is_first: true });
+            let (rule, ticket) = (self.rule.clone(), random.ticket);
+            start.interaction = Box::new(HeldPlay { inner: start.interaction, rule, ticket, is_first: true });
             Ok(start)
         })
     }
 }
 
 #[derive(Debug)]
-struct HangingPlay {
+struct HeldPlay {
     inner: Box<dyn Interaction>,
-    turns: Arc<AtomicU64>,
-    inside: PathBuf,
+    rule: Rule,
+    ticket: u64,
     is_first: bool,
 }
 
-impl Interaction for HangingPlay {
+impl Interaction for HeldPlay {
     fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
         Box::pin(async move {
-            let is_first = std::mem::take(&mut self.is_first);
-            if !is_first && self.turns.fetch_add(1, Ordering::SeqCst) + 1 == KILL {
-                std::fs::write(&self.inside, "").unwrap();
-                std::future::pending::<()>().await;
+            if !std::mem::take(&mut self.is_first) {
+                self.rule.hold(self.ticket).await;
             }
             self.inner.step(turn).await
         })
     }
+}
 
-    fn view(&self) -> Option<View> {
-        self.inner.view()
-    }
+/// Trains with an environment that holds back answers.
+fn train_held(config: &Config, rule: Rule, observer: &mut dyn Observer, stop: &StopFlag) -> Summary {
+    let ctx = context(config.run.threads).unwrap();
+    let policy = Policy::initial(config, &Hub::from_env()).unwrap();
+    let hook = EpisodeHook::new(move |settings| {
+        settings.environment =
+            Arc::new(Held { inner: Arc::clone(&settings.environment), rule: rule.clone() });
+    });
+    let inputs = RunInputs {
+        episode_hook: Some(hook),
+        ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
+    };
+    let engines = EmbeddedEngines::new(&policy, config, ctx);
+    train_on(config, &engines, &inputs, observer, stop).unwrap()
 }
 
 /// The process that the tests below kill.
@@ -182,29 +210,14 @@ impl Interaction for HangingPlay {
 fn child() {
     let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else { return };
     let config = config(&std::env::var(KIND).unwrap(), &directory);
-    let ctx = context(config.run.threads).unwrap();
-    let policy = Policy::initial(&config, &Hub::from_env()).unwrap();
-    let (turns, inside) = (Arc::new(AtomicU64::new(0)), directory.join("inside"));
-    let hook = EpisodeHook::new(move |settings| {
-        if settings.environment.name() == "frozen_lake" {
-            let (turns, inside) = (Arc::clone(&turns), inside.clone());
-            settings.environment =
-                Arc::new(Hanging { inner: Arc::clone(&settings.environment), turns, inside });
-        }
-    });
-    let inputs = RunInputs {
-        episode_hook: Some(hook),
-        ..RunInputs::new(&policy, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
-    };
-    let engines = EmbeddedEngines::new(&policy, &config, ctx);
-    train_on(&config, &engines, &inputs, &mut (), &StopFlag::default()).unwrap();
+    let rule = Rule::Hang { turns: Arc::default(), inside: directory.join("inside") };
+    train_held(&config, rule, &mut (), &StopFlag::default());
 }
 
 /// Kills a run while one of its episodes waits for the answer to a later turn, and resumes it.
 fn killed(kind: &str) {
     let directory = tempfile::tempdir().unwrap();
     let config = config(kind, directory.path());
-    std::fs::write(directory.path().join("kill"), KILL.to_string()).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "episodes::child", "--ignored", "--nocapture"])
         .env(DIRECTORY, directory.path())
@@ -214,13 +227,12 @@ fn killed(kind: &str) {
         .unwrap();
     while !directory.path().join("inside").exists() {
         assert!(child.try_wait().unwrap().is_none(), "the run ended before the turn");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(9));
-    std::fs::remove_file(directory.path().join("kill")).unwrap();
     assert!(!config.run_directory().join("checkpoints/rl-step-000005").exists());
-    resume(&config, &mut (), &StopFlag::default());
+    resume(&config);
     assert!(result(&config) == undisturbed(kind), "{kind}: other bytes");
 }
 
@@ -246,25 +258,15 @@ fn saved_turns(config: &Config) -> usize {
     turns.filter(|turn| turn.stop != StopReason::Aborted).count()
 }
 
-/// Stops a run after every step and resumes it.
+/// Stops a run while episodes of later batches have unanswered turns, and resumes it.
 fn stopped(kind: &str) {
     let directory = tempfile::tempdir().unwrap();
     let config = config(kind, directory.path());
-    let (mut turns, mut attempts) = (0, 0);
-    loop {
-        let stop = StopFlag::default();
-        let mut observer = StopAfterStep(stop.clone());
-        let summary = match attempts {
-            0 => rloom_run::train(&config, &mut observer, &stop).unwrap(),
-            _ => resume(&config, &mut observer, &stop),
-        };
-        attempts += 1;
-        if !summary.interrupted {
-            break;
-        }
-        turns += saved_turns(&config);
-    }
-    assert!(attempts > 3 && turns > 0, "{attempts} attempts, {turns} saved turns");
+    let stop = StopFlag::default();
+    let rule = Rule::Wait(stop.clone());
+    assert!(train_held(&config, rule, &mut StopAfterStep(stop.clone()), &stop).interrupted);
+    assert!(saved_turns(&config) > 0, "{kind}: no episode was in the middle");
+    resume(&config);
     assert!(result(&config) == undisturbed(kind), "{kind}: other bytes");
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use miette::Diagnostic;
 use rloom_config::Config;
 use rloom_hub::Hub;
-use rloom_reward::{Completion, JudgeError, OnError, Reward, Scorer, Verdict};
+use rloom_reward::{Assessment, Completion, JudgeError, OnError, Reward, Scorer};
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{
     EpisodeHook, Policy, ResumeOptions, RunError, RunInputs, StopFlag, Summary, context, train_on,
@@ -252,11 +252,11 @@ fn answers_are_needed_by_rewards_that_read_them() {
 struct ReadsNumber(Arc<Mutex<BTreeMap<u64, Value>>>);
 
 impl Reward for ReadsNumber {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let number = completion.task.extra.get("number").cloned().unwrap_or_default();
         let value = number.as_f64().unwrap_or(-1.0) + completion.tokens as f64;
         self.0.lock().unwrap().insert(completion.task.index, number);
-        Ok(Verdict::value(value))
+        Ok(Assessment::value(value))
     }
 }
 

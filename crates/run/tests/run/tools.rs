@@ -114,7 +114,7 @@ fn episodes_with_tools_are_counted_and_replayed_bit_for_bit() {
     let several = several.unwrap();
     // Rewards see what the policy wrote: what a tool returned earns nothing.
     assert!(several.completion.contains("<result>"), "{}", several.completion);
-    assert_eq!(several.rewards.components[2].value, Some(0.0));
+    assert_eq!(several.rewards.components[2].value(), Some(0.0));
     let key = several.trajectory.key;
     let name: SampleName = format!("rl/{}/{}", key.ticket.0, key.sample).parse().unwrap();
     let hub = Arc::new(Hub::from_env());

@@ -19,10 +19,6 @@ const TESTER: &str = include_str!("tester.py");
 const VERDICTS: usize = 1 << 16;
 /// Compiled programs to remember.
 const COMPILED: usize = 256;
-/// Attempts at an execution that the machine failed.
-const ATTEMPTS: u32 = 3;
-/// Wait before the second attempt; it doubles.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 /// Judges programs by test cases. Verdicts and compiled programs are remembered.
 #[derive(Debug)]
@@ -104,7 +100,7 @@ impl CodeJudge {
     }
 
     /// Judges a program. `stops_early`: cases after the first failure are left out. Fails if the machine does, or at the
-    /// deadline; a case that was not judged is never a failed one.
+    /// deadline; a case that was not judged is never a failed one. Nothing is repeated.
     pub fn judge(
         &self,
         language: Language,
@@ -241,18 +237,7 @@ impl CodeJudge {
         let begun = Instant::now();
         let timed_out = || SandboxError::TimedOut { timeout: deadline.saturating_duration_since(begun) };
         let _slot = self.slots.take(deadline).ok_or_else(timed_out)?;
-        let mut wait = FIRST_WAIT;
-        let mut attempt = 1;
-        loop {
-            let result = self.executor.run(execution, deadline);
-            let has_time = Instant::now() + wait < deadline;
-            match result {
-                Err(error) if error.is_retryable() && attempt < ATTEMPTS && has_time => attempt += 1,
-                result => return result,
-            }
-            std::thread::sleep(wait);
-            wait *= 2;
-        }
+        self.executor.run(execution, deadline)
     }
 }
 

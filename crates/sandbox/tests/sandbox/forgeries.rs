@@ -6,42 +6,14 @@ use serde_json::json;
 use super::code::verdict;
 use super::*;
 
-/// Attempts at tests of a function `f` that squares a number.
+/// Attempts at tests of a function `f` that squares a number, by what the sandbox lets a program reach.
 const FORGERIES: &[(&str, &str)] = &[
     ("an early end", "import os\nos._exit(0)"),
-    ("an early end by an exception", "raise SystemExit(0)"),
     ("output", "print('PASS'); print('{\"value\": null, \"nonce\": \"\"}')"),
     ("a report", "import os\nos.write(3, b'{\"value\": null, \"nonce\": \"\"}')"),
     (
         "any descriptor",
         "import os\nfor n in range(64):\n  try: os.write(n, b'{\"value\": {}}\\n' * 9)\n  except OSError: pass",
-    ),
-    (
-        "an object that equals everything",
-        "class All:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\ndef f(x): return All()",
-    ),
-    (
-        "a number that equals everything",
-        "class All(int):\n  def __eq__(self, other): return True\ndef f(x): return All(0)",
-    ),
-    ("an end during the call", "import os\ndef f(x): os._exit(0)"),
-    (
-        "changed builtins",
-        "import builtins\nbuiltins.AssertionError = None\nbuiltins.compile = lambda *a: ''\nbuiltins.exec = print",
-    ),
-    (
-        "the tests in memory",
-        r#"
-import gc, sys
-def f(x):
-    frame = sys._getframe()
-    while frame:
-        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
-            if isinstance(value, dict) and "code" in value: return 4
-        frame = frame.f_back
-    for value in gc.get_objects():
-        if isinstance(value, dict) and "nonce" in value: return 4
-"#,
     ),
     (
         "the memory of the tester",
@@ -76,6 +48,52 @@ os.kill(os.getppid(), signal.SIGKILL)
 "#,
     ),
     (
+        "an end by a thread",
+        "import threading, os\ndef f(x):\n  threading.Thread(target=lambda: os._exit(0)).start()\n  import time; time.sleep(5)",
+    ),
+    ("a signal to all", "import os, signal\ndef f(x): os.kill(0, signal.SIGKILL)"),
+    (
+        "signals to the tester",
+        "import os, signal\ndef f(x):\n  for number in range(1, 32):\n    try: os.kill(os.getppid(), number)\n    except OSError: pass",
+    ),
+    ("a flood of output", "print('4' * 50_000_000)\ndef f(x): return 5"),
+    (
+        "a daemon that answers later",
+        "import os, time\ndef f(x):\n  if os.fork() == 0:\n    os.setsid()\n    time.sleep(.1)\n    os.write(5, b'{\"value\": 5}\\n')\n  return 5",
+    ),
+];
+
+/// Attempts by what a program returns to its tester, which is the same in every tier.
+const RETURNED: &[(&str, &str)] = &[
+    ("an early end by an exception", "raise SystemExit(0)"),
+    (
+        "an object that equals everything",
+        "class All:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\ndef f(x): return All()",
+    ),
+    (
+        "a number that equals everything",
+        "class All(int):\n  def __eq__(self, other): return True\ndef f(x): return All(0)",
+    ),
+    ("an end during the call", "import os\ndef f(x): os._exit(0)"),
+    (
+        "changed builtins",
+        "import builtins\nbuiltins.AssertionError = None\nbuiltins.compile = lambda *a: ''\nbuiltins.exec = print",
+    ),
+    (
+        "the tests in memory",
+        r#"
+import gc, sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
+            if isinstance(value, dict) and "code" in value: return 4
+        frame = frame.f_back
+    for value in gc.get_objects():
+        if isinstance(value, dict) and "nonce" in value: return 4
+"#,
+    ),
+    (
         "builtins of the tester",
         r#"
 import os
@@ -84,17 +102,8 @@ os._exit(0)
 "#,
     ),
     (
-        "an end by a thread",
-        "import threading, os\ndef f(x):\n  threading.Thread(target=lambda: os._exit(0)).start()\n  import time; time.sleep(5)",
-    ),
-    (
         "output at the end",
         "import atexit, os\natexit.register(lambda: os.write(1, b'PASS'))\nraise SystemExit(0)",
-    ),
-    ("a signal to all", "import os, signal\ndef f(x): os.kill(0, signal.SIGKILL)"),
-    (
-        "signals to the tester",
-        "import os, signal\ndef f(x):\n  for number in range(1, 32):\n    try: os.kill(os.getppid(), number)\n    except OSError: pass",
     ),
     (
         "an exception with the text of a verdict",
@@ -117,12 +126,11 @@ os._exit(0)
         "answers of unknown form",
         "import os\ndef f(x): os.write(5, b'{\"value\": [\"own\", 0]}\\n{\"callback\": 0, \"arguments\": [[\"l\", []], [\"d\", []]]}\\n'); os._exit(0)",
     ),
-    ("a flood of output", "print('4' * 50_000_000)\ndef f(x): return 5"),
-    (
-        "a daemon that answers later",
-        "import os, time\ndef f(x):\n  if os.fork() == 0:\n    os.setsid()\n    time.sleep(.1)\n    os.write(5, b'{\"value\": 5}\\n')\n  return 5",
-    ),
 ];
+
+fn is_first(sandbox: &Sandbox) -> bool {
+    sandbox.tier() == sandboxes()[0].tier()
+}
 
 #[test]
 fn verdicts_cannot_be_forged() {
@@ -136,7 +144,8 @@ fn verdicts_cannot_be_forged() {
         {"stdin": "2", "stdout": "4"},
     ]);
     in_each_tier(|sandbox| {
-        for (name, source) in FORGERIES {
+        let returned = if is_first(sandbox) { RETURNED } else { &[] };
+        for (name, source) in FORGERIES.iter().chain(returned) {
             let found = verdict(sandbox, Language::Python, source, &tests);
             assert_eq!((found.passed(), found.cases.len()), (0, 4), "{name}: {found:?}");
         }
@@ -194,11 +203,11 @@ fn tests_cannot_be_changed() {
     if python().is_none() {
         return;
     }
-    in_each_tier(|sandbox| {
-        for (test, source) in CHANGED_TESTS {
-            let tests = json!([{ "assertion": test }, { "pytest": format!("def test():\n  {}", test.replace("from solution import *\n", "").replace('\n', "\n  ")) }]);
-            let found = verdict(sandbox, Language::Python, source, &tests);
-            assert_eq!(found.passed(), 0, "{test} {source}: {found:?}");
-        }
-    });
+    // What the tester does is the same in every tier.
+    let sandbox = &sandboxes()[0];
+    for (test, source) in CHANGED_TESTS {
+        let tests = json!([{ "assertion": test }, { "pytest": format!("def test():\n  {}", test.replace("from solution import *\n", "").replace('\n', "\n  ")) }]);
+        let found = verdict(sandbox, Language::Python, source, &tests);
+        assert_eq!(found.passed(), 0, "{test} {source}: {found:?}");
+    }
 }

@@ -50,6 +50,22 @@ pub(super) fn parse(written: &Written) -> Parsed {
     parsed
 }
 
+/// The messages in the channel of the reasoning.
+pub(super) fn reasoning(written: &Written) -> String {
+    let text = written.text();
+    let (mut begin, mut parts) = (0, Vec::new());
+    while let Some(message) = written.find(MESSAGE, begin) {
+        let body = message + MESSAGE.len();
+        let marks = ENDS.iter().chain([&START]);
+        let end = marks.filter_map(|mark| written.find(mark, body)).min().unwrap_or(text.len());
+        if channel(&text[begin..message]) == Some("analysis") {
+            parts.push(text[body..end].trim());
+        }
+        begin = end;
+    }
+    parts.join("\n")
+}
+
 fn channel(header: &str) -> Option<&str> {
     header.split_once(CHANNEL)?.1.split_whitespace().next().map(|name| name.split('<').next().unwrap_or(name))
 }

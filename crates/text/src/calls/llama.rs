@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{CallAttempt, CallStatus, Parsed, Written, attempt, hermes};
 
-const MARK: &str = "<|python_tag|>";
+pub(super) const MARK: &str = "<|python_tag|>";
 
 /// Text that is no such object is an answer: nothing marks an attempt, unless the turn begins with the token for one.
 pub(super) fn parse(written: &Written) -> Parsed {

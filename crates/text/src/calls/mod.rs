@@ -279,6 +279,32 @@ impl CallFormat {
         }
     }
 
+    /// The reasoning of a turn, without its marks; empty if there is none. Parameters as for [`parse`](Self::parse).
+    pub fn reasoning(self, written: &Written, reasons: bool) -> String {
+        let closer = match self {
+            Self::Hermes | Self::QwenCoder | Self::Glm => Some(hermes::CALL),
+            Self::KimiK2 => Some(kimi::SECTION_BEGIN),
+            Self::DeepseekV3 | Self::Tags => None,
+            Self::Llama3 | Self::Mistral => return String::new(),
+            Self::Harmony => return harmony::reasoning(written),
+        };
+        reasoning::text(written, reasons, closer).trim().to_owned()
+    }
+
+    /// Texts that begin a call: what a turn contains before the first of them is no part of a call. Harmony has none, since
+    /// all of a turn is structured.
+    pub fn openings(self, tools: &[ToolDeclaration]) -> Vec<String> {
+        match self {
+            Self::Hermes | Self::QwenCoder | Self::Glm => vec![hermes::CALL.to_owned()],
+            Self::Llama3 => vec![llama::MARK.to_owned(), "{".to_owned()],
+            Self::Mistral => vec![mistral::CALLS.to_owned()],
+            Self::DeepseekV3 => vec![deepseek::SECTION_BEGIN.to_owned()],
+            Self::KimiK2 => vec![kimi::SECTION_BEGIN.to_owned()],
+            Self::Harmony => Vec::new(),
+            Self::Tags => tools.iter().map(|tool| format!("<{}>", tool.name)).collect(),
+        }
+    }
+
     /// The results of a turn's calls after a plain prompt, where no chat template renders them.
     pub fn plain_results<'r>(self, results: impl IntoIterator<Item = &'r str>) -> String {
         let one = |result: &str| match self {

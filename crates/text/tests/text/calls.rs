@@ -156,6 +156,42 @@ fn calls_are_checked_against_the_declared_tools() {
 }
 
 /// Marks that are tokens are found by their token: the same text in other tokens is text.
+/// What precedes the first opening of a format is content or reasoning, and a turn without openings has no calls.
+#[test]
+fn openings_begin_all_calls() {
+    let golden = golden();
+    for case in golden.cases.iter().filter(|case| case.format != CallFormat::Harmony) {
+        let openings = case.format.openings(&golden.tools);
+        let first = openings.iter().filter_map(|mark| case.text.find(mark.as_str())).min();
+        for call in &case.calls {
+            let begins = |first| first <= call.span[0] || case.text[call.span[0]..first].trim().is_empty();
+            assert!(first.is_some_and(begins), "{:?} {}", case.format, case.text);
+        }
+    }
+    assert!(CallFormat::Harmony.openings(&golden.tools).is_empty());
+}
+
+#[test]
+fn reasoning_is_the_text_between_its_marks() {
+    for (format, text, reasons, expected) in [
+        (CallFormat::Hermes, "<think>\na\n</think>\nb", false, "a"),
+        (CallFormat::Hermes, "a\n</think>\nb", true, "a"),
+        (CallFormat::Hermes, "a\n</think>\nb", false, ""),
+        (CallFormat::Hermes, "<think>a", false, "a"),
+        (CallFormat::Hermes, "<think>a<tool_call>{}</tool_call>", false, "a"),
+        (CallFormat::DeepseekV3, "<think>a<tool_call>", false, "a<tool_call>"),
+        (CallFormat::Mistral, "<think>a</think>", false, ""),
+        (
+            CallFormat::Harmony,
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+            false,
+            "a",
+        ),
+    ] {
+        assert_eq!(format.reasoning(&Written::plain(text), reasons), expected, "{format:?} {text}");
+    }
+}
+
 #[test]
 fn marks_are_tokens() {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level");

@@ -9,19 +9,26 @@ use crate::support::{LONG, block_on, call, python, settings};
 
 #[test]
 fn each_tool_is_called_at_its_source() {
-    let sources = ["add", "times"].map(|name| settings(json!({"kind": "calculator", "name": name})));
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = folder.path().join("corpus.jsonl");
+    std::fs::write(&corpus, "{\"text\": \"2*3 is a product.\"}\n").unwrap();
+    let sources = [json!({"kind": "calculator"}), json!({"kind": "search", "corpus": corpus})].map(settings);
     let toolbox = Toolbox::new(&sources, LONG).unwrap();
     let names: Vec<&str> = toolbox.tools().iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["add", "times"]);
+    assert_eq!(names, ["calculator", "search"]);
     let tools = toolbox.open();
-    assert_eq!(call(&tools, "times", &json!({"expression": "2*3"})).unwrap(), Output::ok("6"));
+    let calculate =
+        |expression: &str| call(&tools, "calculator", &json!({"expression": expression})).unwrap();
+    assert_eq!(calculate("2*3"), Output::ok("6"));
+    assert_eq!(calculate("+2*+3"), Output::ok("6"));
+    assert_eq!(calculate("2*"), Output::error("error: a number was expected"));
     assert_eq!(
-        call(&tools, "times", &json!({"expression": "2*"})).unwrap(),
-        Output::error("error: a number was expected")
+        call(&tools, "search", &json!({"query": "product"})).unwrap(),
+        Output::ok("2*3 is a product.")
     );
     assert_eq!(call(&tools, "over", &json!({})).unwrap(), Output::error("there is no tool `over`"));
     let twice = Toolbox::new(&[sources[0].clone(), sources[0].clone()], LONG).unwrap_err();
-    assert_eq!(twice.to_string(), "two tools have the name `add`");
+    assert_eq!(twice.to_string(), "two tools have the name `calculator`");
 }
 
 /// Two processes serve three calls: two run at the same time, the third waits for one of them.
@@ -61,9 +68,11 @@ fn calls_that_run_are_known() {
         folder.path(),
         "tools.py",
         "import time\nfrom pathlib import Path\n\
-         def wait() -> str:\n    while not (Path(__file__).parent / 'go').exists():\n        time.sleep(0.01)\n    return 'done'\n",
+         def wait() -> str:\n    while not (Path(__file__).parent / 'go').exists():\n        time.sleep(0.01)\n    return 'done'\n\
+         def again() -> str:\n    return 'again'\n\
+         TOOLS = [wait, again]\n",
     );
-    let table = json!({"kind": "function", "function": format!("{}:wait", file.display()), "workers": 1});
+    let table = json!({"kind": "function", "function": format!("{}:TOOLS", file.display()), "workers": 1});
     let toolbox = Toolbox::new(&[settings(table)], LONG).unwrap();
     assert_eq!(toolbox.longest(), None);
     let begun = Instant::now();
@@ -72,7 +81,11 @@ fn calls_that_run_are_known() {
         let running = tools.call("wait", serde_json::Map::new());
         let (name, time) = toolbox.longest().unwrap();
         assert!(name == "wait" && time <= begun.elapsed() + Duration::from_millis(1), "{name} {time:?}");
+        // A later one, which waits for the process of the first, runs for less time.
+        let later = tools.call("again", serde_json::Map::new());
+        assert_eq!(toolbox.longest().unwrap().0, "wait");
         std::fs::write(folder.path().join("go"), "").unwrap();
+        assert_eq!(later.await.unwrap(), Output::ok("again"));
         running.await.unwrap()
     });
     assert_eq!(output, Output::ok("done"));

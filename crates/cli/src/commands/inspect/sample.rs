@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rloom_core::Role;
+use rloom_core::{Role, Verdict};
 use rloom_run::lineage::{Fate, Lineage, LineageError, SampleLineage, SampleName, lineage};
 use rloom_telemetry::GroupEnd;
 
@@ -113,10 +113,12 @@ fn versions(sample: &SampleLineage) -> String {
 }
 
 fn reward(sample: &SampleLineage) -> String {
-    let parts = sample.components.iter().map(|component| match (component.value, &component.failure) {
-        (Some(value), _) => format!("{} {value} × {}", component.name, component.weight),
-        (None, Some(failure)) => format!("{} failed: {failure}", component.name),
-        (None, None) => format!("{} not applicable", component.name),
+    let parts = sample.components.iter().map(|component| match &component.verdict {
+        Verdict::Value(value) => format!("{} {value} × {}", component.name, component.weight),
+        Verdict::NotApplicable => format!("{} not applicable", component.name),
+        Verdict::Failed(rloom_core::Failure { kind, message, .. }) => {
+            format!("{} failed ({kind}): {message}", component.name)
+        }
     });
     let parts = parts.collect::<Vec<_>>().join(", ");
     match sample.reward {

@@ -28,6 +28,7 @@ pub(crate) fn run(arguments: &Calibrate, output: Output) -> Result<(), Failure> 
         &component.name,
         judge,
         reward.timeout(),
+        reward.retries,
         &judges,
         &rows,
         arguments.questions,

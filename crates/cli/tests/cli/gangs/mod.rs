@@ -1,4 +1,4 @@
-//! Runs on PyTorch ranks: processes that die or hang, full disks, methods in Python, and vLLM servers. The tests need
+//! Runs on PyTorch ranks: processes that die or hang, full disks, methods in Python, reward models, and vLLM servers. The tests need
 //! `RLOOM_TEST_PYTHON`, an interpreter with torch, transformers and rloom, and run with `--ignored`.
 
 #![cfg(target_os = "linux")]
@@ -13,5 +13,6 @@
 mod deaths;
 mod methods;
 mod nodes;
+mod reward_models;
 pub(crate) mod run;
 mod servers;

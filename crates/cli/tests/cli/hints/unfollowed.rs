@@ -80,6 +80,11 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "crates/run/src/assembly/placement/tests.rs",
         "servers_come_after_the_ranks_or_share_their_gpus",
     ),
+    (
+        "PlacementError::RewardModel",
+        "crates/run/src/assembly/placement/tests.rs",
+        "reward_models_have_gpus_after_the_ranks_or_those_of_the_ranks",
+    ),
     ("PlacementError::Sleep", "crates/run/src/assembly/transfer/tests.rs", "servers_sleep_on_one_gpu"),
     ("PlacementError::Weights", "crates/run/src/assembly/transfer/tests.rs", "impossible_forms_are_refused"),
     (

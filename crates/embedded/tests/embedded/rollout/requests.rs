@@ -7,8 +7,8 @@ use miette::Diagnostic;
 use rloom_core::{PolicyId, Purpose, RandomKey, StopReason};
 use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::{
-    GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
-    generate_all,
+    GenerateRequest, Generation, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SampledToken,
+    SamplingSettings, Speculation, TokenSink, generate_all,
 };
 use rloom_model::Model;
 use rloom_ops::Ctx;
@@ -119,6 +119,26 @@ fn token_limits_span_the_parts_of_a_completion() {
             let last = parts.remove(1);
             let middle = truncated(&parts.remove(0), cuts[1] - cuts[0]);
             assert_eq!(&truncated(whole, cuts[0]).then(middle).then(last), whole, "{cuts:?}");
+        }
+    }
+}
+
+/// A sink receives what the completion consists of, without the prefix, also with speculation.
+#[test]
+fn sinks_receive_the_sampled_tokens() {
+    let model = model(1);
+    for speculation in [Speculation::Off, Speculation::Ngram] {
+        let settings = RolloutSettings { speculation, ..RolloutSettings::default() };
+        for prefix in [vec![], vec![4, 4, 4]] {
+            let (sink, mut tokens) = TokenSink::channel();
+            let streamed = GenerateRequest { sink: Some(sink), prefix, ..request(&[5, 6], 40) };
+            let silent = GenerateRequest { sink: None, ..streamed.clone() };
+            let (generations, _) = complete(&model, &settings, 2, &[streamed, silent]);
+            assert_eq!(generations[0], generations[1]);
+            let received: Vec<SampledToken> = std::iter::from_fn(|| tokens.try_recv().ok()).collect();
+            let sampled = generations[0].tokens.iter().zip(&generations[0].logprobs);
+            let sampled: Vec<_> = sampled.map(|(&token, &logprob)| SampledToken { token, logprob }).collect();
+            assert_eq!(received, sampled);
         }
     }
 }

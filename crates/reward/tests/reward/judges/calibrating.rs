@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 fn calibration(component: &Value, rows: &str) -> Result<Calibration, CalibrationError> {
     let settings = settings(component);
     let Kind::Judge(judge) = &settings.components[0].kind else { unreachable!() };
-    calibrate(judge, TIMEOUT, &NoModels, rows, 10, &|_, _| {})
+    calibrate(judge, TIMEOUT, 1, &NoModels, rows, 10, &|_, _| {})
 }
 
 /// Four questions, each with a good and a bad response.
@@ -218,7 +218,7 @@ fn a_calibration_belongs_to_weights() {
     };
     let settings = settings(&judge("a/folder"));
     let Kind::Judge(own) = &settings.components[0].kind else { unreachable!() };
-    let found = calibrate(own, TIMEOUT, &Opened("digest"), &rows(), 10, &|_, _| {}).unwrap();
+    let found = calibrate(own, TIMEOUT, 1, &Opened("digest"), &rows(), 10, &|_, _| {}).unwrap();
     found.save(&file).unwrap();
     let start = |model: &str, weights: &'static str| {
         let scorer = Scorer::new(&super::settings(&judge(model)), 0, 0).unwrap();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 /// A component for a server, with further keys.
 fn component(url: &str, keys: &Value) -> Value {
-    let mut component = json!({ "kind": "judge", "model": "m", "url": url, "limits": { "retries": 1 } });
+    let mut component = json!({ "kind": "judge", "model": "m", "url": url });
     for (key, value) in keys.as_object().unwrap() {
         component[key] = value.clone();
     }
@@ -24,7 +24,8 @@ fn component(url: &str, keys: &Value) -> Value {
 }
 
 fn settings(component: &Value) -> RewardSettings {
-    let settings: RewardSettings = serde_json::from_value(json!({ "components": [component] })).unwrap();
+    let recipe = json!({ "components": [component], "retries": 1 });
+    let settings: RewardSettings = serde_json::from_value(recipe).unwrap();
     settings.validate().unwrap();
     settings
 }
@@ -80,7 +81,7 @@ fn rewards(scorer: &Scorer, answer: &str, texts: &[&str]) -> Result<Vec<Rewards>
 
 fn values(scorer: &Scorer, answer: &str, texts: &[&str]) -> Result<Vec<Option<f64>>, String> {
     let rewards = rewards(scorer, answer, texts).map_err(|error| error.to_string())?;
-    Ok(rewards.iter().map(|rewards| rewards.components[0].value).collect())
+    Ok(rewards.iter().map(|rewards| rewards.components[0].value()).collect())
 }
 
 /// No model of this process can be opened.

@@ -22,7 +22,6 @@ fn settings_are_checked() {
         (json!({ "model": " " }), "`model`: must be a name"),
         (json!({ "workers": 0 }), "`workers`: must be between 1 and 1024"),
         (json!({ "max_tokens": 0 }), "`max_tokens`: must be between 1 and"),
-        (json!({ "limits": { "retries": 101 } }), "`limits.retries`: must be between 0 and 100"),
         (json!({ "limits": { "rpm": 1 } }), "unknown field `rpm`"),
         (json!({ "limits": { "requests_per_minute": -1 } }), "`limits.requests_per_minute`"),
         (json!({ "cache": { "entries": 0, "file": "f" } }), "`cache.entries`"),

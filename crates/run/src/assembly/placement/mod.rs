@@ -22,7 +22,7 @@ const SHARED_MEMORY: f64 = 0.5;
 pub struct Place {
     /// Number of the machine.
     pub machine: usize,
-    /// Its slots there; cores may be those of several processes. Processes of functions have none.
+    /// Its slots there; cores may be those of several processes. Processes of functions have none, those of reward models have.
     pub slots: Range<usize>,
 }
 
@@ -68,6 +68,25 @@ pub enum PlacementError {
         /// GPUs of the machines, in words.
         offered: String,
     },
+    /// A reward model needs more devices than the ranks leave.
+    #[error(
+        "placement: {processes} processes of `{role}` after {ranks} ranks and reward models need {needed} GPUs; {offered}"
+    )]
+    #[diagnostic(help(
+        "lower `ranks` of the reward model or `trainer.ranks`; with `colocate = true` it uses the GPUs of the trainer's ranks"
+    ))]
+    RewardModel {
+        /// Its role.
+        role: String,
+        /// Its processes.
+        processes: usize,
+        /// Processes on the GPUs before.
+        ranks: usize,
+        /// GPUs of all.
+        needed: usize,
+        /// GPUs of the machines, in words.
+        offered: String,
+    },
     /// Weights cannot reach the servers in the requested way.
     #[error("`rollout.weights = \"{form}\"` is not possible: {reason}")]
     #[diagnostic(help("remove `rollout.weights`: folders are always possible"))]
@@ -99,7 +118,7 @@ impl Placement {
             let places = server_places(servers, most_ranks, offer)?;
             roles.push(PlacedRole { role: "server".to_owned(), processes: servers.replicas, places });
         }
-        roles.extend(function_roles(config, stage, offer));
+        roles.extend(function_roles(config, stage, offer)?);
         Ok((!roles.is_empty()).then_some(Self { offer: offer.clone(), roles, weights }))
     }
 }
@@ -123,9 +142,14 @@ fn ranks_apart(stage: &Stage) -> usize {
     ranks(stage) * if is_apart { models(stage).len() } else { 1 }
 }
 
-/// Ranks with devices of their own in the stage that has most: servers stay on their GPUs from stage to stage.
-pub(super) fn most_ranks(config: &Config) -> usize {
+/// Ranks of trainers with devices of their own in the stage that has most: other processes stay on their GPUs from stage to stage.
+fn ranks_of_run(config: &Config) -> usize {
     config.stages.iter().map(ranks_apart).max().unwrap_or(0)
+}
+
+/// Ranks before the servers: those of trainers, and those of reward models with devices of their own.
+pub(super) fn most_ranks(config: &Config) -> usize {
+    ranks_of_run(config) + functions::most_apart(config)
 }
 
 /// Places of the ranks of each model of a stage, by role: the same for all models, or devices of their own.

@@ -56,6 +56,46 @@ fn each_rank_has_a_gpu_or_all_cores() {
     assert_eq!(on_cores[0], role("policy rank", &[0..4, 0..4]));
 }
 
+#[test]
+fn reward_models_have_gpus_after_the_ranks_or_those_of_the_ranks() {
+    let of = |keys: &str, machine| {
+        let model =
+            format!("reward.components=[{{kind='exact'}},{{kind='reward_model',model='m',ranks=2{keys}}}]");
+        let overrides = ["trainer.backend=torch", "rollout.engine=vllm", &model];
+        roles(&overrides, machine).map(|roles| {
+            let slots = |role: PlacedRole| (role.role, role.places.into_iter().map(|place| place.slots));
+            let own = roles.into_iter().map(slots).filter(|(role, _)| !role.ends_with("rank"));
+            own.map(|(role, slots)| (role, slots.collect())).collect::<Vec<(String, Vec<_>)>>()
+        })
+    };
+    let role = |name: &str, slots: &[Range<usize>]| (name.to_owned(), slots.to_vec());
+    let server = |slots: Range<usize>| role("server", &[slots]);
+    let apart = of("", Slots::Gpus(4)).unwrap();
+    assert_eq!(apart, [server(3..4), role("reward reward_model", &[1..2, 2..3])]);
+    let beside = of(",colocate=true", Slots::Gpus(2)).unwrap();
+    assert_eq!(beside, [server(1..2), role("reward reward_model", &[0..1, 1..2])]);
+    let on_cores = of("", Slots::Cores(2)).unwrap();
+    assert_eq!(on_cores, [server(0..2), role("reward reward_model", &[0..2, 0..2])]);
+    let too_few = roles(
+        &[
+            "reward.components=[{kind='exact'},{kind='reward_model',model='m',ranks=2}]",
+            "trainer.backend=torch",
+        ],
+        Slots::Gpus(2),
+    );
+    let error = too_few.unwrap_err();
+    assert!(matches!(error, PlacementError::RewardModel { .. }));
+    let error = error.to_string();
+    assert!(
+        error.contains("2 processes of `reward reward_model` after 1 ranks and reward models need 3 GPUs; this machine offers 2"),
+        "{error}"
+    );
+    // The hint.
+    of(",colocate=true", Slots::Gpus(2)).unwrap();
+    let fewer = "reward.components=[{kind='exact'},{kind='reward_model',model='m'}]";
+    roles(&[fewer, "trainer.backend=torch"], Slots::Gpus(2)).unwrap();
+}
+
 fn servers(replicas: usize, tensor_parallel: usize, memory: f64) -> ServerSettings {
     let tensor_parallel = TensorParallel::Equal(tensor_parallel);
     ServerSettings { replicas, tensor_parallel, memory: Some(memory), ..ServerSettings::default() }

@@ -9,7 +9,7 @@ use rloom_collect::EpisodeSettings;
 use rloom_core::{RandomKey, Task};
 use rloom_engine::TrainProgress;
 use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Start};
-use rloom_reward::{Completion, JudgeError, OnError, Reward, Scorer, Verdict};
+use rloom_reward::{Assessment, Completion, JudgeError, OnError, Reward, Scorer};
 use rloom_run::EpisodeHook;
 use rloom_text::Tokenizer;
 
@@ -84,18 +84,18 @@ pub(crate) struct FaultyReward {
 }
 
 impl Reward for FaultyReward {
-    fn judge(&self, completion: &Completion<'_>) -> Result<Verdict, JudgeError> {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
         let key = completion.key;
         if key.sample == 1 && self.tickets.contains(&key.ticket.0) {
             match &self.fault {
                 Fault::Hang => Gate::default().wait(),
                 Fault::Panic => panic!("this cannot be"),
                 Fault::Error => return Err(JudgeError::NoReference { task: completion.task.index }),
-                Fault::NotFinite => return Ok(Verdict::value(f64::NAN)),
+                Fault::NotFinite => return Ok(Assessment::value(f64::NAN)),
                 Fault::Call(callback) => callback.call(()),
             }
         }
-        Ok(Verdict::value(completion.tokens as f64))
+        Ok(Assessment::value(completion.tokens as f64))
     }
 }
 

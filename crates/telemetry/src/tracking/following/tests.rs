@@ -97,6 +97,7 @@ fn sample(ticket: u64) -> Sample {
         answer: "2".to_owned(),
         reward: Some(1.0),
         components: [("exact".to_owned(), Some(1.0))].into(),
+        failures: [].into(),
         advantage: None,
         solved: Some(true),
         tokens: 2,

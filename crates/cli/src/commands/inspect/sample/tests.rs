@@ -1,6 +1,8 @@
 use std::fmt::Write as _;
 
-use rloom_core::{PolicyId, PolicyVersion, RewardComponent, StopReason, VersionSpan};
+use rloom_core::{
+    Failure, FailureKind, PolicyId, PolicyVersion, RewardComponent, StopReason, Verdict, VersionSpan,
+};
 use rloom_run::lineage::{Generated, Logprobs, StreamName, TaskLineage};
 
 use super::*;
@@ -24,7 +26,11 @@ fn sample(place: u32) -> SampleLineage {
             RewardComponent::new("exact", 1.0, Some(1.0)),
             RewardComponent::new("judge", 0.2, None),
             RewardComponent {
-                failure: Some("no answer from http://judge".into()),
+                verdict: Verdict::Failed(Failure {
+                    kind: FailureKind::Infrastructure,
+                    retryable: true,
+                    message: "no answer from http://judge".into(),
+                }),
                 ..RewardComponent::new("style", 0.0, None)
             },
         ],

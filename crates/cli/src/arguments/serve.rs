@@ -1,0 +1,50 @@
+use clap::Args;
+use rloom_text::calls::CallFormat;
+
+use super::Sampling;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  rloom serve runs/arithmetic
+  rloom serve org/name --port 9000 --temperature 0.7
+  RLOOM_API_KEY=... rloom serve path/to/model --host 0.0.0.0
+
+Clients use http://127.0.0.1:8000/v1 as the base URL of OpenAI's API and http://127.0.0.1:8000 for Anthropic's.
+SIGTERM and the first Ctrl-C let requests in flight finish, the second cancels them.")]
+pub(crate) struct Serve {
+    /// A model folder, a hub name, or a run's folder (its best checkpoint).
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Address to listen on. Beyond this machine clients need a key.
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 for any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub(crate) port: u16,
+    /// Name of the model in answers [default: the last part of MODEL].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Key that clients have to send; RLOOM_API_KEY keeps it out of the list of processes [default: none on this machine,
+    /// else a random one].
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Format of the model's tool calls, such as hermes [default: that of its chat template].
+    #[arg(long, value_name = "FORMAT", value_parser = call_format)]
+    pub(crate) calls: Option<CallFormat>,
+    /// Maximum number of tokens per completion [default: the rest of the context].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Maximum number of requests in flight; more are refused with status 429.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_requests: usize,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+}
+
+fn call_format(name: &str) -> Result<CallFormat, String> {
+    CallFormat::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = CallFormat::ALL.into_iter().map(CallFormat::name).collect();
+        format!("the formats are {}", names.join(", "))
+    })
+}

@@ -1,0 +1,111 @@
+//! `rloom serve`: an inference server with the APIs of OpenAI and Anthropic.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rloom_engine::{OnUpdate, RolloutEngine};
+use rloom_run::Policy;
+use rloom_serve::{ApiKey, ServeSettings, ServedModel, Server, listen};
+use rloom_text::calls::CallFormat;
+use serde_json::json;
+
+use super::policy;
+use crate::arguments::Serve;
+use crate::failure::Failure;
+use crate::output::{CYAN, FAINT, Output};
+use crate::progress::downloads;
+use crate::signals;
+
+/// Variable of the environment with the key.
+const KEY_VARIABLE: &str = "RLOOM_API_KEY";
+/// Threads that tokenise prompts.
+const PROMPT_THREADS: usize = 4;
+
+pub(crate) fn run(arguments: &Serve, output: Output) -> Result<(), Failure> {
+    let key = given_key(arguments)?;
+    if arguments.max_requests == 0 {
+        return Err(Failure::usage_text("--max-requests must be at least 1"));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(PROMPT_THREADS)
+        .build()
+        .map_err(Failure::failed_text)?;
+    runtime.block_on(serve(arguments, key, output))
+}
+
+async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result<(), Failure> {
+    // Before the model is read, which may take long.
+    let listener = listen(&arguments.host, arguments.port).await.map_err(Failure::usage)?;
+    let address = listener.local_addr().map_err(Failure::failed_text)?;
+    let is_random = key.is_none() && !address.ip().is_loopback();
+    let key = if is_random { Some(ApiKey::random().map_err(Failure::failed)?) } else { key };
+
+    let hub = downloads::hub(output);
+    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
+    let model = served(arguments, &policy)?;
+    let name = model.name.clone();
+    let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
+    engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
+
+    let settings = ServeSettings {
+        max_requests: arguments.max_requests,
+        nonce: std::process::id(),
+        ..ServeSettings::default()
+    };
+    let log = move |exchange: &rloom_serve::Exchange| {
+        output.info(&output.paint(FAINT, &exchange.to_string()));
+    };
+    let server = Server::new(listener, model, Arc::new(engine), key.clone(), settings, log);
+    let stopper = server.stopper();
+    signals::count_signals(move |number| {
+        if number == 1 {
+            output.info("stopping: requests in flight finish (press Ctrl-C again to cancel them)");
+            stopper.drain();
+        } else {
+            output.info("cancelling the requests in flight");
+            stopper.stop();
+        }
+    })?;
+    announce(&name, &format!("http://{address}"), key.filter(|_| is_random), output)?;
+    let cancelled = server.run().await;
+    let end = if cancelled == 0 { String::new() } else { format!("; {cancelled} requests were cancelled") };
+    output.info(&format!("stopped{end}"));
+    Ok(())
+}
+
+/// Says where the model is served, and shows a random key to its owner.
+fn announce(name: &str, url: &str, key: Option<ApiKey>, output: Output) -> Result<(), Failure> {
+    if output.json {
+        let mut line = json!({"url": url, "model": name});
+        if let Some(key) = key {
+            line["api_key"] = json!(key.reveal());
+        }
+        return output.json(&line);
+    }
+    output.info(&format!("serving {name} at {}", output.paint(CYAN, url)));
+    // Also with --quiet: without it nobody can use the server.
+    key.map_or(Ok(()), |key| output.data(&format!("API key: {}", key.reveal())))
+}
+
+/// The key of the arguments or the environment.
+fn given_key(arguments: &Serve) -> Result<Option<ApiKey>, Failure> {
+    let variable = || std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let given = arguments.api_key.clone().or_else(variable);
+    given.map(ApiKey::new).transpose().map_err(Failure::usage)
+}
+
+fn served(arguments: &Serve, policy: &Policy) -> Result<ServedModel, Failure> {
+    let most = arguments.max_new_tokens.unwrap_or(policy.context);
+    let last_part =
+        || Path::new(&arguments.model).file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(ServedModel {
+        name: arguments.name.clone().or_else(last_part).unwrap_or_else(|| arguments.model.clone()),
+        tokenizer: (*policy.tokenizer).clone(),
+        format: arguments.calls.or_else(|| CallFormat::detect(&policy.tokenizer)),
+        sampling: policy::sampling(&arguments.sampling, most, &policy.generation, &[])?,
+        stop_tokens: policy.stop_tokens(),
+        context: policy.context,
+        seed: arguments.sampling.seed,
+    })
+}

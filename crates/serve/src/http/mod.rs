@@ -1,0 +1,15 @@
+//! The HTTP server: connections, limits, keys, routes, bodies.
+
+mod answer;
+mod body;
+mod exchange;
+mod key;
+mod origin;
+mod patient;
+mod route;
+mod server;
+mod service;
+
+pub use exchange::Exchange;
+pub use key::ApiKey;
+pub use server::{Server, Stopper, listen};

@@ -1,0 +1,31 @@
+//! An inference server: the APIs of OpenAI (chat completions, completions, responses) and Anthropic (messages) over one
+//! [`RolloutEngine`](rloom_engine::RolloutEngine).
+//!
+//! ```text
+//! JSON ──► wire: Ask (conversation, sampling) ──► prompt: exact tokens ──► engine
+//!                                                                            │ tokens, as they are sampled
+//! JSON or server-sent events ◄── wire ◄── reply: reasoning, text, calls ◄────┘
+//! ```
+//!
+//! Each API is one file of `wire`. It reads its requests strictly: what cannot be honoured is an error that names the field.
+//! A complete answer is the sum of the parts that a stream sends, so both have the same content. Dropping an answer, because
+//! its client disconnected, cancels the completion.
+
+mod ask;
+mod conversation;
+mod error;
+mod fields;
+mod http;
+mod model;
+mod problem;
+mod prompt;
+mod reply;
+mod running;
+mod sampler;
+mod settings;
+mod wire;
+
+pub use error::ServeError;
+pub use http::{ApiKey, Exchange, Server, Stopper, listen};
+pub use model::ServedModel;
+pub use settings::ServeSettings;

@@ -1,0 +1,189 @@
+//! A completion in flight.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rloom_core::{Purpose, RandomKey, StopReason};
+use rloom_engine::{GenerateRequest, Generation, RolloutError, SampledToken, TokenSink};
+use rloom_text::TextError;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::ask::{Ask, Input};
+use crate::model::ServedModel;
+use crate::problem::{Problem, ProblemKind};
+use crate::prompt::Prompt;
+use crate::reply::{Reader, Update, Usage};
+use crate::sampler::{Completion, Sampler};
+
+/// Attempts for a completion whose worker fails. Later ones continue after the tokens of the earlier ones.
+const ATTEMPTS: u32 = 3;
+
+/// A prepared request: its prompt, the engine's request and the reader of its tokens.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    request: GenerateRequest,
+    reader: Reader,
+    logprobs: bool,
+}
+
+impl Prepared {
+    /// Tokenises a request and checks its settings. May take long.
+    pub(crate) fn new(
+        model: &Arc<ServedModel>,
+        ask: Ask,
+        number: u64,
+        id: String,
+        timeout: Duration,
+    ) -> Result<Self, Problem> {
+        let prompt = Prompt::of(model, &ask)?;
+        let room = prompt.room(model, ask.input_field)?;
+        let sampling = ask.sampling.resolve(model, room)?;
+        let key = match ask.sampling.seed {
+            Some(seed) => RandomKey::new(seed, 0, Purpose::Interactive, 0),
+            None => RandomKey::new(model.seed, 0, Purpose::Interactive, number),
+        };
+        let tools = match ask.input {
+            Input::Conversation(conversation) => Some(conversation.tools),
+            Input::Text(_) | Input::Tokens(_) => None,
+        };
+        let reader = Reader::new(model, tools, sampling.stop.clone(), prompt.reasons, id)
+            .map_err(|error| failed(&error))?;
+        let request = GenerateRequest {
+            stop_tokens: Arc::clone(&model.stop_tokens),
+            timeout: Some(timeout),
+            ..GenerateRequest::new(key, prompt.tokens, sampling)
+        };
+        Ok(Self { request, reader, logprobs: ask.logprobs })
+    }
+}
+
+/// A submitted request. Dropping it cancels the completion.
+pub(crate) struct Running {
+    sampler: Arc<dyn Sampler>,
+    request: GenerateRequest,
+    completion: Completion,
+    tokens: UnboundedReceiver<SampledToken>,
+    /// Tokens of this attempt that were read.
+    read: usize,
+    attempts: u32,
+    reader: Reader,
+    logprobs: bool,
+    prompt_tokens: usize,
+}
+
+impl Running {
+    pub(crate) fn start(sampler: Arc<dyn Sampler>, prepared: Prepared) -> Self {
+        let Prepared { request, reader, logprobs } = prepared;
+        let (completion, tokens) = submit(&sampler, &request);
+        Self {
+            prompt_tokens: request.prompt.len(),
+            sampler,
+            request,
+            completion,
+            tokens,
+            read: 0,
+            attempts: 1,
+            reader,
+            logprobs,
+        }
+    }
+
+    /// Tokens of the prompt.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Tokens that were sampled and read.
+    pub(crate) fn sampled_tokens(&self) -> usize {
+        self.request.prefix.len()
+    }
+
+    /// Waits for more of the answer. Cancel-safe. Not called again after an update with an end, or an error.
+    pub(crate) async fn next(&mut self) -> Result<Update, Problem> {
+        loop {
+            tokio::select! {
+                biased;
+                Some(token) = self.tokens.recv() => {
+                    let mut update = Update::default();
+                    self.read(token, &mut update)?;
+                    self.read_arrived(&mut update)?;
+                    if !update.parts.is_empty() || !update.scored.is_empty() {
+                        return Ok(update);
+                    }
+                }
+                result = &mut self.completion => {
+                    let mut update = Update::default();
+                    self.read_arrived(&mut update)?;
+                    match result {
+                        Ok(generation) => return self.end(&generation, update),
+                        Err(error) => self.retry(&error)?,
+                    }
+                    if !update.parts.is_empty() || !update.scored.is_empty() {
+                        return Ok(update);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the tokens that have arrived.
+    fn read_arrived(&mut self, update: &mut Update) -> Result<(), Problem> {
+        while let Ok(token) = self.tokens.try_recv() {
+            self.read(token, update)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, sampled: SampledToken, update: &mut Update) -> Result<(), Problem> {
+        self.read += 1;
+        self.request.prefix.push(sampled.token);
+        if self.logprobs {
+            update.scored.push(self.reader.scored(sampled).map_err(|error| failed(&error))?);
+        }
+        self.reader.push(sampled.token, &mut update.parts).map_err(|error| failed(&error))
+    }
+
+    /// Submits the rest of a completion whose worker has failed.
+    fn retry(&mut self, error: &RolloutError) -> Result<(), Problem> {
+        if !error.is_retryable() || self.attempts == ATTEMPTS {
+            return Err(Problem::of_engine(error));
+        }
+        self.attempts += 1;
+        self.read = 0;
+        (self.completion, self.tokens) = submit(&self.sampler, &self.request);
+        Ok(())
+    }
+
+    /// Reads what the engine did not send while it sampled, and ends the answer.
+    fn end(&mut self, generation: &Generation, mut update: Update) -> Result<Update, Problem> {
+        if generation.stop == StopReason::Aborted {
+            return Err(Problem::new(ProblemKind::Unavailable, "the completion was aborted"));
+        }
+        for (&token, &logprob) in generation.tokens.iter().zip(&generation.logprobs).skip(self.read) {
+            self.read(SampledToken { token, logprob }, &mut update)?;
+        }
+        let finish =
+            self.reader.finish(generation.stop, &mut update.parts).map_err(|error| failed(&error))?;
+        let usage = Usage {
+            prompt: self.prompt_tokens,
+            completion: self.sampled_tokens(),
+            reasoning: self.reader.reasoning_tokens(),
+        };
+        update.end = Some((finish, usage));
+        Ok(update)
+    }
+}
+
+/// Submits a request with a new channel for its tokens.
+fn submit(
+    sampler: &Arc<dyn Sampler>,
+    request: &GenerateRequest,
+) -> (Completion, UnboundedReceiver<SampledToken>) {
+    let (sink, tokens) = TokenSink::channel();
+    let request = GenerateRequest { sink: Some(sink), ..request.clone() };
+    (Arc::clone(sampler).generate(request), tokens)
+}
+
+fn failed(error: &TextError) -> Problem {
+    Problem::new(ProblemKind::Failed, error.to_string())
+}

@@ -1,0 +1,236 @@
+//! Random requests: every one has an answer with a right status, nothing panics, nothing is left over.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, connect, exchange, get, read, request};
+use crate::script::Setup;
+
+/// Requests of the test; `RLOOM_TEST_FUZZ` is another number.
+const REQUESTS: u64 = 2000;
+/// Largest body.
+const MAX_BODY: usize = 20_000;
+
+/// A sequence of numbers (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut number = self.0;
+        number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((number ^ (number >> 31)) % below as u64) as usize
+    }
+
+    fn one<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.next(of.len())].clone()
+    }
+}
+
+fn valid(numbers: &mut Numbers) -> (&'static str, Value) {
+    let tool = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let stream = numbers.next(2) == 0;
+    numbers.one(&[
+        (
+            "/v1/chat/completions",
+            json!({
+                "model": "m", "stream": stream, "max_tokens": 5, "temperature": 0.5, "stop": ["x"], "seed": 3,
+                "messages": [
+                    {"role": "system", "content": "s"},
+                    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+                    {"role": "assistant", "content": null, "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c", "content": "r"},
+                ],
+                "tools": [{"type": "function", "function": tool}], "stream_options": {"include_usage": true},
+                "logprobs": true,
+            }),
+        ),
+        ("/v1/completions", json!({"prompt": "a", "stream": stream, "max_tokens": 4, "logprobs": 0})),
+        (
+            "/v1/responses",
+            json!({
+                "input": [
+                    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                    {"type": "reasoning", "id": "r", "summary": [], "content": []},
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c", "output": "r"},
+                ],
+                "instructions": "i", "stream": stream, "max_output_tokens": 5,
+                "tools": [{"type": "function", "name": "f", "parameters": {}}],
+            }),
+        ),
+        (
+            "/v1/messages",
+            json!({
+                "model": "m", "max_tokens": 5, "system": "s", "stream": stream, "stop_sequences": ["y"],
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]},
+                ],
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            }),
+        ),
+        ("/v1/messages/count_tokens", json!({"messages": [{"role": "user", "content": "a"}], "system": "s"})),
+    ])
+}
+
+/// Replaces a value somewhere by one of another type.
+fn mistyped(value: &mut Value, numbers: &mut Numbers) {
+    let inner = match value {
+        Value::Object(object) if !object.is_empty() && numbers.next(4) > 0 => {
+            let place = numbers.next(object.len());
+            object.values_mut().nth(place)
+        }
+        Value::Array(list) if !list.is_empty() && numbers.next(4) > 0 => {
+            let place = numbers.next(list.len());
+            list.get_mut(place)
+        }
+        _ => None,
+    };
+    if let Some(inner) = inner {
+        return mistyped(inner, numbers);
+    }
+    let mut deep = json!({"type": "text"});
+    for _ in 0..numbers.next(200) {
+        deep = json!([deep]);
+    }
+    *value = numbers.one(&[
+        Value::Null,
+        json!(true),
+        json!(-1),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(0.5),
+        json!(""),
+        json!("\u{0}\u{10FFFF}<|stop|>"),
+        json!([]),
+        json!({}),
+        json!({"type": "function"}),
+        json!([null, 1, "a", {}]),
+        deep,
+    ]);
+}
+
+/// What a request may be answered with.
+fn allowed(answer: Option<&Answer>, statuses: &[u16], what: &str) {
+    let status = answer.map_or(0, |answer| answer.status);
+    let body = answer.map_or("", |answer| answer.body.as_str());
+    assert!(statuses.contains(&status), "{what}: {status} {body}");
+    if let Some(answer) = answer.filter(|answer| answer.status >= 400 && !answer.body.is_empty()) {
+        assert!(answer.json()["error"]["message"].is_string(), "{what}: {body}");
+    }
+}
+
+fn one(address: SocketAddr, numbers: &mut Numbers) {
+    let (path, mut body) = valid(numbers);
+    let text = body.to_string().into_bytes();
+    match numbers.next(100) {
+        0..10 => {
+            let answer = exchange(address, &request("POST", path, "", &text));
+            allowed(answer.as_ref(), &[200], path);
+        }
+        10..50 => {
+            for _ in 0..=numbers.next(3) {
+                mistyped(&mut body, numbers);
+            }
+            let text = body.to_string();
+            let answer = exchange(address, &request("POST", path, "", text.as_bytes()));
+            allowed(answer.as_ref(), &[200, 400, 413], &text);
+        }
+        50..70 => {
+            let mut text = text;
+            for _ in 0..=numbers.next(8) {
+                let place = numbers.next(text.len());
+                text[place] = numbers.next(256) as u8;
+            }
+            let answer = exchange(address, &request("POST", path, "", &text));
+            allowed(answer.as_ref(), &[200, 400], &String::from_utf8_lossy(&text));
+        }
+        70..76 => {
+            let cut = numbers.next(text.len());
+            let answer = exchange(address, &request("POST", path, "", &text[..cut]));
+            allowed(answer.as_ref(), &[400], path);
+        }
+        76..80 => {
+            let depth = numbers.next(MAX_BODY / 2);
+            let deep = [vec![b'['; depth], vec![b']'; depth]].concat();
+            let answer = exchange(address, &request("POST", path, "", &deep));
+            allowed(answer.as_ref(), &[400], "deep");
+        }
+        80..83 => {
+            let huge = vec![b' '; MAX_BODY + 1 + numbers.next(MAX_BODY)];
+            let answer = exchange(address, &request("POST", path, "", &huge));
+            // The connection may be reset before the answer was read.
+            allowed(answer.as_ref(), &[413, 0], "huge");
+        }
+        83..90 => disconnected(address, &request("POST", path, "", &text), numbers),
+        90..94 => {
+            let garbage: Vec<u8> = (0..numbers.next(300)).map(|_| numbers.next(256) as u8).collect();
+            let answer = exchange(address, &[garbage.as_slice(), b"\r\n\r\n"].concat());
+            allowed(answer.as_ref(), &[400, 404, 405, 431, 0], "garbage");
+        }
+        94..99 => {
+            let method = numbers.one(&["GET", "PUT", "OPTIONS", "BREW", "POST"]);
+            let path = numbers.one(&[
+                "/",
+                "/v1",
+                "/v1/chat/completions/",
+                "/v1/models/%00",
+                "/../health",
+                "/v1/messages",
+            ]);
+            let answer = exchange(address, &request(method, path, "", b"{}"));
+            allowed(answer.as_ref(), &[200, 400, 404, 405], path);
+        }
+        _ => {
+            // A body that never arrives.
+            let whole = request("POST", path, "", &text);
+            let mut connection = connect(address);
+            connection.write_all(&whole[..whole.len() - 1 - numbers.next(text.len())]).unwrap();
+            allowed(read(&mut connection).as_ref(), &[408], "slow");
+        }
+    }
+}
+
+/// A client that goes away: in the middle of its request, after it, or after the first bytes of the answer.
+fn disconnected(address: SocketAddr, whole: &[u8], numbers: &mut Numbers) {
+    let mut connection = connect(address);
+    match numbers.next(4) {
+        0 => connection.write_all(&whole[..numbers.next(whole.len())]).unwrap(),
+        1 => connection.write_all(whole).unwrap(),
+        2 => {
+            connection.write_all(whole).unwrap();
+            let mut first = [0; 16];
+            let _ = connection.read(&mut first);
+        }
+        _ => {
+            let cut = numbers.next(whole.len());
+            connection.write_all(&whole[..cut]).unwrap();
+            connection.shutdown(Shutdown::Write).unwrap();
+            allowed(read(&mut connection).as_ref(), &[400, 0], "half closed");
+        }
+    }
+}
+
+#[test]
+fn random_requests_have_a_right_answer() {
+    let requests = std::env::var("RLOOM_TEST_FUZZ").map_or(REQUESTS, |number| number.parse().unwrap());
+    let mut setup = Setup::saying("One <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
+    setup.settings.max_body = MAX_BODY;
+    setup.settings.body_timeout = Duration::from_millis(100);
+    let server = setup.start();
+    let mut numbers = Numbers(19);
+    for _ in 0..requests {
+        one(server.address, &mut numbers);
+    }
+    server.idle();
+    assert_eq!(get(server.address, "/health").status, 200);
+    // Every place is free again, and every connection ends by itself.
+    assert_eq!(server.drain(), 0);
+}
