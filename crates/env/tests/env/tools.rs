@@ -239,7 +239,7 @@ fn turns_begin_inside_of_reasoning_also_after_resuming() {
     for played in [&mut whole, &mut again] {
         assert_eq!(played.play("<fast>draft</fast>").unwrap().0, Progress::Done);
     }
-    let (whole, again) = (whole.attempt.finish().unwrap(), again.attempt.finish().unwrap());
+    let (whole, again) = (one(whole.attempt.finish().unwrap()), one(again.attempt.finish().unwrap()));
     assert_eq!(whole, again);
     assert_eq!(whole.policy_ranges().count(), 2);
     assert_eq!(source.calls.load(Ordering::SeqCst), 3);
