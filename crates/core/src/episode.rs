@@ -177,8 +177,6 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use super::*;
 
     fn read(record: &str) -> RewardComponent {

@@ -1,5 +1,7 @@
 //! `rloom serve` with a model: same tokens as `rloom generate`, streams, signals, keys.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};

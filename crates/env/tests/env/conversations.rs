@@ -120,8 +120,11 @@ fn authors(trajectory: &Trajectory) -> Vec<(Author, std::ops::Range<usize>)> {
     trajectory.spans.iter().map(|Span { author, range, .. }| (*author, range.clone())).collect()
 }
 
+/// Name of a family, ends of its turns, texts of three turns, and the identifiers of the calls of two.
+type Family = (&'static str, &'static [(&'static str, &'static str)], [&'static str; 3], [&'static str; 2]);
+
 /// Texts as a model of the family writes them.
-const FAMILIES: [(&str, &[(&str, &str)], [&str; 3], [&str; 2]); 5] = [
+const FAMILIES: [Family; 5] = [
     (
         "chatml",
         &[("<|im_end|>", "<|stop|>")],
@@ -179,6 +182,8 @@ const FAMILIES: [(&str, &[(&str, &str)], [&str; 3], [&str; 2]); 5] = [
 
 #[test]
 fn a_demonstration_has_the_tokens_of_a_rollout() {
+    use Author::{Environment, Policy, Prompt};
+
     let source = Doubling::new();
     let environment = environment(&source, &settings());
     for (family, ends, texts, [first, second]) in FAMILIES {
@@ -193,7 +198,6 @@ fn a_demonstration_has_the_tokens_of_a_rollout() {
         assert_eq!(text(&demonstration), text(&rollout), "{family}");
         assert_eq!(demonstration.tokens, rollout.tokens, "{family}");
         assert_eq!(authors(&demonstration), authors(&rollout), "{family}");
-        use Author::{Environment, Policy, Prompt};
         let order: Vec<Author> = demonstration.spans.iter().map(|span| span.author).collect();
         assert_eq!(order, [Prompt, Policy, Environment, Policy, Environment, Policy], "{family}");
         assert_eq!(source.calls.load(Ordering::SeqCst), calls, "{family}: recorded results need no call");
@@ -277,7 +281,7 @@ fn recorded_results_are_limited_and_contain_no_special_tokens() {
 }
 
 /// An environment whose only tool is a calculator, with a limited history.
-fn remembering(history: Value) -> Arc<dyn Environment> {
+fn remembering(history: &Value) -> Arc<dyn Environment> {
     let table = json!({"kind": "tools", "tools": [{"kind": "calculator"}], "history": history});
     let settings: EnvironmentSettings = serde_json::from_value(table).unwrap();
     settings.environment(Duration::from_mins(1), None).unwrap()
@@ -299,7 +303,7 @@ fn a_limited_history_divides_a_demonstration_as_it_divides_a_rollout() {
         )
     };
     let texts = [text("1+1"), text("2*3"), "6<|stop|>".to_owned()];
-    let window = remembering(json!({"window": 1}));
+    let window = remembering(&json!({"window": 1}));
     let rollout = sampled(window.as_ref(), &chatml(), &texts.each_ref().map(String::as_str));
     let demonstration =
         block_on(demonstrate(window.as_ref(), &question(&turns), &chatml(), 4000, key())).unwrap();
@@ -309,7 +313,7 @@ fn a_limited_history_divides_a_demonstration_as_it_divides_a_rollout() {
         rollout.iter().map(|own| (&own.tokens, authors(own))).collect::<Vec<_>>()
     );
     // Where the policy is asked for a summary, the demonstration has a call.
-    let summary = remembering(json!({"summary": {"limit": 100, "request": "Sum up."}}));
+    let summary = remembering(&json!({"summary": {"limit": 100, "request": "Sum up."}}));
     let error = demonstrated(summary.as_ref(), &chatml(), &question(&turns)).unwrap_err();
     assert!(matches!(error, EnvError::NoSummary { task: 42 }), "{error}");
 }

@@ -41,7 +41,7 @@ fn tasks(game: &str, split: Split) -> Dataset {
 /// A tokenizer with the characters of the game alone.
 fn tokenizer(game: &str) -> Tokenizer {
     let data: DataSettings = serde_json::from_value(json!({ "generator": game })).unwrap();
-    let observed = settings(game).alphabet().to_owned();
+    let observed = settings(game).alphabet().clone();
     let characters: std::collections::BTreeSet<char> =
         data.alphabet().unwrap().chars().chain(observed.chars()).collect();
     Tokenizer::characters(&CharacterSettings::new(String::from_iter(characters))).unwrap()

@@ -25,7 +25,7 @@ fn environment(settings: Value) -> Arc<dyn Environment> {
     settings.environment(Duration::from_mins(1), None).unwrap()
 }
 
-fn guess(history: Value) -> Arc<dyn Environment> {
+fn guess(history: &Value) -> Arc<dyn Environment> {
     environment(json!({"kind": "guess", "max_turns": 8, "history": history}))
 }
 
@@ -86,7 +86,7 @@ fn sampled(segments: &[Trajectory]) -> (Vec<u32>, Vec<f32>) {
 
 #[test]
 fn a_window_begins_a_segment_for_each_turn_that_it_leaves_out() {
-    let segments = played(guess(json!({"window": 1})).as_ref(), &game(7), &["4", "8", "6", "7"]);
+    let segments = played(guess(&json!({"window": 1})).as_ref(), &game(7), &["4", "8", "6", "7"]);
     let shown: Vec<String> = segments.iter().map(shown).collect();
     assert_eq!(shown, ["p(0-9:)t(4.)e(>)t(8.)", "p(0-9:8.)e(<)t(6.)", "p(0-9:6.)e(>)t(7.)"]);
     let keys: Vec<u32> = segments.iter().map(|segment| segment.key.segment).collect();
@@ -100,12 +100,12 @@ fn a_window_begins_a_segment_for_each_turn_that_it_leaves_out() {
 #[test]
 fn a_window_changes_nothing_but_what_the_policy_sees() {
     let turns = ["4", "8", "0", "x", "6", "7"];
-    let full = played(guess(json!("full")).as_ref(), &game(7), &turns);
+    let full = played(guess(&json!("full")).as_ref(), &game(7), &turns);
     assert_eq!(full.len(), 1);
     for window in 1..8 {
         for task in [game(7), Task { answer: "0 <= 7 <= 9".into(), ..chat_task() }] {
-            let full = played(guess(json!("full")).as_ref(), &task, &turns);
-            let segments = played(guess(json!({"window": window})).as_ref(), &task, &turns);
+            let full = played(guess(&json!("full")).as_ref(), &task, &turns);
+            let segments = played(guess(&json!({"window": window})).as_ref(), &task, &turns);
             assert_eq!(segments.len(), turns.len().saturating_sub(window).max(1));
             assert_eq!(sampled(&segments), sampled(&full), "window {window}");
             assert_eq!(steps(&segments), steps(&full), "window {window}");
@@ -121,7 +121,7 @@ fn environments_with_a_history_conform() {
     let requests = json!({"summary": {"limit": 12, "request": "sum up!"}});
     for history in [json!({"window": 1}), json!({"window": 3}), requests] {
         for task in [game(7), Task { answer: "0 <= 7 <= 9".into(), ..chat_task() }] {
-            conformance::check(guess(history.clone()).as_ref(), &task, &tokenizer(), &["3", "4"]).unwrap();
+            conformance::check(guess(&history).as_ref(), &task, &tokenizer(), &["3", "4"]).unwrap();
         }
     }
 }
@@ -132,7 +132,7 @@ fn an_episode_with_a_window_outlives_the_context() {
     for (history, ends) in
         [(json!("full"), StopReason::Length), (json!({"window": 1}), StopReason::StopToken)]
     {
-        let environment = guess(history);
+        let environment = guess(&history);
         let mut attempt = start(environment.as_ref(), &game(7), 15);
         for text in turns {
             if !attempt.is_over() {
@@ -149,7 +149,7 @@ fn an_episode_with_a_window_outlives_the_context() {
 #[test]
 fn a_summary_takes_the_place_of_the_turns_before_it() {
     let history = json!({"summary": {"limit": 9, "request": "sum up!"}});
-    let segments = played(guess(history.clone()).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "7"]);
+    let segments = played(guess(&history).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "7"]);
     let texts: Vec<String> = segments.iter().map(shown).collect();
     assert_eq!(
         texts,
@@ -161,7 +161,7 @@ fn a_summary_takes_the_place_of_the_turns_before_it() {
         steps(&segments).into_iter().map(|(reward, state)| format!("{reward} {state}")).collect();
     assert_eq!(states, ["0 0-9", "0 5-9", "0 5-7 summary", "0 5-7", "0 7-7 summary"]);
     // The game goes on after the second summary.
-    let segments = played(guess(history).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "6 or 7", "7"]);
+    let segments = played(guess(&history).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "6 or 7", "7"]);
     assert_eq!(shown(&segments[2]), "p(0-9:6 or 7.)e(>)t(7.)");
     assert_eq!(steps(&segments).last().unwrap().0, 1.0);
 }
@@ -170,7 +170,7 @@ fn a_summary_takes_the_place_of_the_turns_before_it() {
 fn a_conversation_asks_for_a_summary_as_the_user() {
     let history = json!({"summary": {"limit": 25, "request": "sum up!"}});
     let task = Task { answer: "0 <= 7 <= 9".into(), ..chat_task() };
-    let segments = played(guess(history).as_ref(), &task, &["4", "<think>so</think>\nabove 4", "7"]);
+    let segments = played(guess(&history).as_ref(), &task, &["4", "<think>so</think>\nabove 4", "7"]);
     let texts: Vec<String> = segments.iter().map(shown).collect();
     assert_eq!(
         texts,
@@ -185,7 +185,7 @@ fn a_conversation_asks_for_a_summary_as_the_user() {
 #[test]
 fn a_truncated_summary_ends_the_episode() {
     let history = json!({"summary": {"limit": 1, "request": "sum up!"}});
-    let environment = guess(history);
+    let environment = guess(&history);
     let mut attempt = start(environment.as_ref(), &game(7), 1000);
     block_on(attempt.turn(written("4"))).unwrap();
     let cut = Turn { stop: StopReason::Length, ..written("abc") };

@@ -72,7 +72,7 @@ fn kept_reasoning_stays_in_one_segment() {
     let mut text = golden().prompts[0].clone();
     for (turn, (observation, before)) in turns.iter().zip([">", "<", ">", ""].iter().zip(&before)) {
         assert_eq!(*before, text);
-        text += &format!("{turn}<|eos|>\n<|user|>\n{observation}<|eos|>\n<|assistant|>\n");
+        text.extend([turn.as_str(), "<|eos|>\n<|user|>\n", observation, "<|eos|>\n<|assistant|>\n"]);
     }
 }
 

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
-use rloom_core::{Author, PromptSource, Rewards, SampleKey, Span, StopReason, Task, Trajectory};
+use rloom_core::{
+    Author, PromptSource, RewardComponent, Rewards, SampleKey, Span, StopReason, Task, Trajectory,
+};
 use rloom_reward::{CurrentComponent, DomainSet, Judged, RewardSettings, Scorer};
 
 fn settings(json: &str) -> RewardSettings {
@@ -40,7 +42,7 @@ fn score(settings: &RewardSettings, domain: &str, answer: &str, text: &str) -> R
 }
 
 fn values(rewards: &Rewards) -> Vec<Option<f64>> {
-    rewards.components.iter().map(|component| component.value()).collect()
+    rewards.components.iter().map(RewardComponent::value).collect()
 }
 
 #[test]
