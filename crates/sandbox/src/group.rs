@@ -168,6 +168,11 @@ fn is_marked(folder: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+
+    use nix::sys::signal::Signal;
+    use nix::unistd::Pid;
+
     use super::*;
 
     #[test]
@@ -208,12 +213,18 @@ mod tests {
         let of = |file: &str| fs::read_to_string(path.join(file)).unwrap();
         assert_eq!(of("memory.max"), ((1u64 << 30) + (1 << 20) + 30 + HELPER_MEMORY).to_string());
         assert_eq!((of("pids.max"), of("memory.swap.max")), ("68".to_owned(), "0".to_owned()));
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        group.take(std::process::id()).unwrap();
+        let mut parent = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut child = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut child).unwrap();
+        group.take(parent.id()).unwrap();
         // The last one that was written is the child.
-        assert_eq!(of("cgroup.procs"), child.id().to_string());
-        child.kill().unwrap();
-        child.wait().unwrap();
+        assert_eq!(of("cgroup.procs"), child.trim());
+        nix::sys::signal::kill(Pid::from_raw(child.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+        parent.wait().unwrap();
         assert_eq!(group.exceeded(), None);
         fs::write(path.join("memory.events"), "low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n").unwrap();
         assert_eq!(group.exceeded(), Some(Ending::MemoryLimit));
