@@ -133,6 +133,21 @@ fn child() {
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
 }
 
+/// Waits until the files of a folder have not grown for two seconds: all that has returned by now is recorded.
+fn wait_until_quiet(folder: &Path) {
+    let size = || -> u64 {
+        let files = std::fs::read_dir(folder).unwrap();
+        files.map(|file| file.unwrap().metadata().map_or(0, |metadata| metadata.len())).sum()
+    };
+    let (mut last, mut equal) = (size(), 0);
+    while equal < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = size();
+        equal = if now == last { equal + 1 } else { 0 };
+        last = now;
+    }
+}
+
 #[test]
 fn calls_that_returned_before_a_kill_are_not_made_again() {
     let whole = tempfile::tempdir().unwrap();
@@ -162,6 +177,7 @@ fn calls_that_returned_before_a_kill_are_not_made_again() {
         assert!(child.try_wait().unwrap().is_none(), "the run ended before the call");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
+    wait_until_quiet(&config(directory.path(), &[]).run_directory().join("journal"));
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     std::fs::remove_file(directory.path().join("kill")).unwrap();
