@@ -147,6 +147,14 @@ fn an_episode_with_a_window_outlives_the_context() {
 }
 
 #[test]
+fn a_segment_of_the_limit_needs_no_summary() {
+    let history = json!({"summary": {"limit": 10, "request": "sum up!"}});
+    let segments = played(guess(&history).as_ref(), &game(7), &["4", "8", "6", "5 to 7", "7"]);
+    // Ten tokens after the second turn, thirteen after the third.
+    assert_eq!(shown(&segments[0]), "p(0-9:)t(4.)e(>)t(8.)e(<)t(6.)e(sum up!)t(5 to 7.)");
+}
+
+#[test]
 fn a_summary_takes_the_place_of_the_turns_before_it() {
     let history = json!({"summary": {"limit": 9, "request": "sum up!"}});
     let segments = played(guess(&history).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "7"]);
@@ -160,7 +168,7 @@ fn a_summary_takes_the_place_of_the_turns_before_it() {
     let states: Vec<String> =
         steps(&segments).into_iter().map(|(reward, state)| format!("{reward} {state}")).collect();
     assert_eq!(states, ["0 0-9", "0 5-9", "0 5-7 summary", "0 5-7", "0 7-7 summary"]);
-    // The game goes on after the second summary.
+    // The game continues after the second summary.
     let segments = played(guess(&history).as_ref(), &game(7), &["4", "8", "5 to 7", "6", "6 or 7", "7"]);
     assert_eq!(shown(&segments[2]), "p(0-9:6 or 7.)e(>)t(7.)");
     assert_eq!(steps(&segments).last().unwrap().0, 1.0);
