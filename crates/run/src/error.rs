@@ -117,7 +117,7 @@ pub enum RunError {
         /// Domains that components name.
         judged: Vec<String>,
     },
-    /// A summary that is never asked for.
+    /// A summary that is never requested.
     #[error(
         "{used_by}: `environment.history.summary.limit` is {limit}, but the context of the model has {context} tokens: set a limit below it"
     )]

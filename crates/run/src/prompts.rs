@@ -177,7 +177,7 @@ impl<'c> DataUse<'c> {
         Ok(())
     }
 
-    /// Checks that a summary is asked for before the context is full.
+    /// Checks that a summary is requested before the context is full.
     fn check_history(&self, context: usize) -> Result<(), RunError> {
         match self.environment.summary_limit() {
             Some(limit) if limit >= context => {

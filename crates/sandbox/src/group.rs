@@ -1,6 +1,6 @@
 //! Control groups of version 2, where a part of their tree is delegated to this process.
 //!
-//! An execution has a group of its own beside that of this process, with the limits on the memory and the processes of all that it
+//! An execution has a group of its own next to that of this process, with the limits on the memory and the processes of all that it
 //! starts. The kernel applies them at once, where they are measured a few times a second otherwise, and kills the whole group.
 //!
 //! A group is delegated if this process may make others in it and move processes there. A user may where the files of a group are

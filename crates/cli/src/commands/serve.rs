@@ -84,7 +84,7 @@ fn announce(name: &str, url: &str, key: Option<ApiKey>, output: Output) -> Resul
         return output.json(&line);
     }
     output.info(&format!("serving {name} at {}", output.paint(CYAN, url)));
-    // Also with --quiet: without it nobody can use the server.
+    // Also with --quiet: the server cannot be used without it.
     key.map_or(Ok(()), |key| output.data(&format!("API key: {}", key.reveal())))
 }
 

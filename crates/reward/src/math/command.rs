@@ -208,7 +208,7 @@ fn is_system(lexer: &Lexer<'_>) -> bool {
     lines.all(|line| line.contains('=') && !line.contains([',', '&', '<', '>']) && !line.contains("text"))
 }
 
-/// The end of a line separates formulas, unless the next one goes on with a relation.
+/// The end of a line separates formulas, unless the next line begins with a relation.
 fn new_line(lexer: &mut Lexer<'_>) -> Option<()> {
     let mut ahead = 0;
     while lexer.peek(ahead).is_some_and(|c| c.is_whitespace() || c == '&') {

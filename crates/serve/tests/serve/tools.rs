@@ -98,7 +98,7 @@ fn other_apis_have_calls_in_their_form() {
     assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
 }
 
-/// A malformed call is text, which the client sees; the calls beside it are calls.
+/// A malformed call is text, which the client sees; the other calls of the turn remain calls.
 #[test]
 fn malformed_calls_are_text() {
     let broken = "<tool_call>\n{\"name\": weather}\n</tool_call>";

@@ -1,4 +1,4 @@
-//! A reward model in a folder beside the ranks of a trainer.
+//! A reward model in a folder and the ranks of a trainer.
 
 use std::process::Command;
 

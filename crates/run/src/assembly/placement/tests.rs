@@ -72,8 +72,8 @@ fn reward_models_have_gpus_after_the_ranks_or_those_of_the_ranks() {
     let server = |slots: Range<usize>| role("server", &[slots]);
     let apart = of("", Slots::Gpus(4)).unwrap();
     assert_eq!(apart, [server(3..4), role("reward reward_model", &[1..2, 2..3])]);
-    let beside = of(",colocate=true", Slots::Gpus(2)).unwrap();
-    assert_eq!(beside, [server(1..2), role("reward reward_model", &[0..1, 1..2])]);
+    let colocated = of(",colocate=true", Slots::Gpus(2)).unwrap();
+    assert_eq!(colocated, [server(1..2), role("reward reward_model", &[0..1, 1..2])]);
     let on_cores = of("", Slots::Cores(2)).unwrap();
     assert_eq!(on_cores, [server(0..2), role("reward reward_model", &[0..2, 0..2])]);
     let too_few = roles(
