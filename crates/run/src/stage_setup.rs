@@ -51,7 +51,7 @@ impl fmt::Debug for EpisodeHook {
 /// Inputs that all stages of a run share.
 #[derive(Debug, Clone)]
 pub struct RunInputs {
-    /// The policy that is trained.
+    /// The main policy, which is trained.
     pub policy: PolicyId,
     /// Seed of the run.
     pub seed: u64,
@@ -270,6 +270,7 @@ pub(crate) fn batch_trainer(
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
+        main: None,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,10 @@ use rloom_collect::BoundedEngine;
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
-    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
+    Form, PolicyRouter, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
 };
 use rloom_hub::Hub;
+use rloom_learn::{BatchTrainer, Models};
 use rloom_sched::SchedulerSettings;
 use rloom_store::checkpoint::{
     Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint, pinned_weights_folder, verify,
@@ -29,6 +30,7 @@ use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
+use crate::policies::{RunPolicies, start_of_next};
 use crate::prompts::KeptRows;
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
@@ -39,9 +41,10 @@ use crate::stage_setup::{
 use crate::start::{announce, engines, measure_prompts};
 use crate::{RunError, StopFlag, runtime};
 use rloom_stage::{
-    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
-    StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
-    TrainerThread, WeightProbe, WeightPublisher, restore_groups, restore_models,
+    CheckpointRetention, EndedStage, GroupSource, LearnerState, Publication, Stage, StageCheckpoints,
+    StageContext, StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts,
+    StagePolicies, TrainerHandle, TrainerThread, WeightProbe, WeightPublisher, restore_groups,
+    restore_models,
 };
 
 /// Completions of each step in the event stream.
@@ -153,6 +156,8 @@ struct Run<'r, 's, F> {
     directory: &'r RunDirectory,
     engines: &'r F,
     inputs: &'r RunInputs,
+    /// The policies besides the main one.
+    policies: RunPolicies,
     data: DataRecord,
     events: &'r mut EventStream<'s>,
     started: Instant,
@@ -165,10 +170,23 @@ struct Run<'r, 's, F> {
     last: Option<PathBuf>,
 }
 
+/// The weights that a stage starts from.
+#[derive(Clone)]
+struct StageStarts {
+    main: StageStart,
+    /// Those of further policies that an earlier stage has trained.
+    further: Vec<PublishedPolicy>,
+}
+
+/// The rollout engine of a stage, for all policies.
+type Router<F> = PolicyRouter<<F as EngineFactory>::Rollout>;
+
 /// Threads, engines and exactness of a stage.
 struct StageEngines<R, T> {
     rollout: Option<Arc<R>>,
-    models: rloom_learn::Models<T>,
+    models: Models<T>,
+    /// Weights of frozen policies.
+    frozen: Vec<PublishedPolicy>,
     form: Form,
     is_exact: bool,
     numeric_path: String,
@@ -188,6 +206,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let (found, damaged) = checkpoints.newest_valid()?;
         announce(config, engines, inputs, found.as_ref(), &damaged, events);
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
+        let policies = RunPolicies::open(config, inputs)?;
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
             let is_exact = engines.is_sampler_exact(&config.stages[warning.stage]);
@@ -200,6 +219,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             directory,
             engines,
             inputs,
+            policies,
             data,
             events,
             started: Instant::now(),
@@ -215,7 +235,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     fn stages(&mut self) -> Result<Summary, RunError> {
         let mut base = 0;
         let first = self.found.as_ref().map_or(0, |(name, _)| name.stage as usize);
-        let mut previous: Option<(usize, PublishedPolicy)> = None;
+        let mut previous: Option<(usize, Publication)> = None;
         let mut interrupted = false;
         for (index, stage) in self.config.stages.iter().enumerate() {
             if index >= first {
@@ -223,8 +243,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 let start = self.stage_start(index, stage, previous.take())?;
                 // Not that of the events, which starts again with every restart.
                 let started = Instant::now();
-                let (end, policy) = self.restarted_stage(index, stage, base, start, resumed)?;
-                previous = Some((index, policy));
+                let (end, weights) = self.restarted_stage(index, stage, base, start, resumed)?;
+                previous = Some((index, weights));
                 if end == StageEnd::Interrupted {
                     interrupted = true;
                     break;
@@ -274,13 +294,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         &self,
         index: usize,
         stage: &StageConfig,
-        previous: Option<(usize, PublishedPolicy)>,
-    ) -> Result<StageStart, RunError> {
-        let Some(from) = start_of(stage) else { return Ok(StageStart::Initial) };
-        if let Some((trained, policy)) = previous
+        previous: Option<(usize, Publication)>,
+    ) -> Result<StageStarts, RunError> {
+        let Some(from) = start_of(stage) else {
+            return Ok(StageStarts { main: StageStart::Initial, further: Vec::new() });
+        };
+        if let Some((trained, weights)) = previous
             && trained == from
         {
-            return Ok(StageStart::Published(policy));
+            let (main, further) = start_of_next(weights);
+            return Ok(StageStarts { main, further });
         }
         let source = &self.config.stages[from];
         let name = CheckpointName {
@@ -295,7 +318,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             source_stage: source.name.clone(),
             error: Box::new(error),
         })?;
-        Ok(StageStart::Published(self.engines.open(&path, PolicyVersion(source.steps))?))
+        let version = PolicyVersion(source.steps);
+        let further = if source.rollout.is_some() {
+            self.policies.ends(self.engines, &path, version)?
+        } else {
+            Vec::new()
+        };
+        Ok(StageStarts { main: StageStart::Published(self.engines.open(&path, version)?), further })
     }
 
     /// Runs a stage. If its trainer is lost, it runs again from the last checkpoint, as in a resumed run; the rollout engine
@@ -305,9 +334,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        mut start: StageStart,
+        mut start: StageStarts,
         mut resumed: Option<CheckpointState>,
-    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+    ) -> Result<(StageEnd, Publication), RunError> {
         let (best, mut restarts, mut rollout) = (self.best.clone(), Restarts::default(), None);
         loop {
             let error = match self.stage(index, stage, base, start, resumed, &mut rollout) {
@@ -341,10 +370,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        start: StageStart,
+        start: StageStarts,
         resumed: Option<CheckpointState>,
-        kept: &mut Option<Arc<F::Rollout>>,
-    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+        kept: &mut Option<Arc<Router<F>>>,
+    ) -> Result<(StageEnd, Publication), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
         self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
@@ -360,16 +389,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
-        let mut engines = StageEngines {
+        let checkpoint = self.found.as_ref().filter(|_| resumed.is_some()).map(|(_, path)| path.as_path());
+        let (models, frozen) = self.models(stage, threads, start, checkpoint)?;
+        let engines = StageEngines {
             form: common_form(capabilities.as_ref(), &trainer)?,
-            models: self.engines.models(stage, threads, start)?,
+            models,
+            frozen,
             numeric_path: trainer.numeric_path,
             rollout,
             is_exact,
         };
-        if let (true, Some((_, path))) = (resumed.is_some(), &self.found) {
-            restore_models(&mut engines.models, path)?;
-        }
         let parts = self.parts(index, stage, base, engines, resumed)?;
         let events = &mut *self.events;
         let EndedStage { end, best, newest, trainer } = runtime::block_on(Stage::new(parts, events).run())??;
@@ -387,10 +416,39 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok((end, trainer.publish_last(PolicyVersion(stage.steps)).map_err(StageError::from)?))
     }
 
-    /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
-    fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<F::Rollout>>, RunError> {
+    /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates. A stage that does not sample
+    /// evaluates the main policy in all roles.
+    fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<Router<F>>>, RunError> {
         let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
-        settings.map(|settings| Ok(Arc::new(self.engines.rollout(&settings)?))).transpose()
+        let Some(settings) = settings else { return Ok(None) };
+        Ok(Some(Arc::new(if stage.rollout.is_some() {
+            self.policies.rollout(self.engines, &settings)?
+        } else {
+            PolicyRouter::new(self.engines.rollout(&settings)?)
+        })))
+    }
+
+    /// Builds the train engines of a stage, and the weights of its frozen policies, from its start or from a checkpoint.
+    fn models(
+        &self,
+        stage: &StageConfig,
+        threads: usize,
+        start: StageStarts,
+        checkpoint: Option<&Path>,
+    ) -> Result<(Models<F::Train>, Vec<PublishedPolicy>), RunError> {
+        let StageStarts { main, further } = start;
+        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
+        let frozen =
+            if has_policies { self.policies.frozen(self.engines, &main, checkpoint)? } else { Vec::new() };
+        let of_further = has_policies.then(|| (main.clone(), further));
+        let mut models = self.engines.models(stage, threads, main)?;
+        if let Some((main, further)) = of_further {
+            self.policies.add_models(&mut models, self.engines, stage, threads, &main, &further)?;
+        }
+        if let Some(path) = checkpoint {
+            restore_models(&mut models, path)?;
+        }
+        Ok((models, frozen))
     }
 
     /// Assembles a stage from its start or from a checkpoint.
@@ -399,9 +457,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        engines: StageEngines<F::Rollout, F::Train>,
+        engines: StageEngines<Router<F>, F::Train>,
         resumed: Option<CheckpointState>,
-    ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
+    ) -> Result<StageParts<'r, Router<F>, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
         let (source, cursor, several_domains) = self.inputs.source(
@@ -430,7 +488,11 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_probed =
             engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
         let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
-        let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?;
+        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
+        let training = BatchTrainer {
+            main: has_policies.then_some(self.inputs.policy),
+            ..batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?
+        };
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
             training: training.clone(),
@@ -485,7 +547,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             directory: self.directory,
             journal: StageJournal::new(journal, log, repeats_bits),
             groups,
-            weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
+            weights: WeightPublisher::new(
+                engines.rollout,
+                schedule,
+                stage.groups_per_batch,
+                pinned,
+                engines.frozen,
+            ),
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
@@ -497,6 +565,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 outline: outline(stage),
                 base,
                 policy: self.inputs.policy,
+                policies: if has_policies { self.policies.of_stage() } else { StagePolicies::default() },
                 groups_per_batch: stage.groups_per_batch,
                 domains,
                 seed,

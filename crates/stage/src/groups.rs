@@ -13,6 +13,7 @@ use rloom_store::journal::{PartialEpisode, Record};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
+use crate::policies::StagePolicies;
 use crate::trainer::panic_message;
 
 /// Source of a stage's groups.
@@ -348,6 +349,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         &self,
         alive: &BTreeSet<Ticket>,
         policy: PolicyId,
+        policies: &StagePolicies,
         version: PolicyVersion,
     ) -> Vec<Record> {
         let mut records = Vec::new();
@@ -358,7 +360,8 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             for (sample, episode) in (0..).zip(&group.episodes) {
                 records.push(Record::Episode { ticket, sample, episode: episode.clone() });
             }
-            records.push(ready_record(group, policy, version));
+            let oldest = policies.oldest_version(group).unwrap_or(version);
+            records.push(ready_record(group, policy, oldest));
         }
         let incomplete = self.in_flight.iter().chain(&self.recovered);
         for (&ticket, group) in incomplete.filter(|(ticket, _)| alive.contains(ticket)) {
@@ -368,12 +371,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 }
 
-/// The record of a complete group.
-pub(crate) fn ready_record(group: &Group, policy: PolicyId, version: PolicyVersion) -> Record {
-    Record::Ready {
-        policy,
-        ticket: group.ticket,
-        task: group.task.clone(),
-        oldest: group.oldest_version().unwrap_or(version),
-    }
+/// The record of a complete group whose oldest trained version is `oldest`.
+pub(crate) fn ready_record(group: &Group, policy: PolicyId, oldest: PolicyVersion) -> Record {
+    Record::Ready { policy, ticket: group.ticket, task: group.task.clone(), oldest }
 }

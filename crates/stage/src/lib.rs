@@ -17,6 +17,7 @@ mod evaluation;
 mod events;
 mod groups;
 mod journal;
+mod policies;
 mod probe;
 mod recovery;
 mod reporter;
@@ -52,11 +53,12 @@ pub use error::{Contradiction, StageError, WorkerError};
 pub use evaluation::StageEvaluation;
 pub use groups::{GroupSource, StageGroups};
 pub use journal::StageJournal;
+pub use policies::StagePolicies;
 pub use probe::WeightProbe;
 pub use recovery::restore_groups;
 pub use stop::StopFlag;
 pub use trainer::{TrainerHandle, TrainerThread, restore_models};
-pub use weights::WeightPublisher;
+pub use weights::{Publication, WeightPublisher};
 pub use writer::PolicyWriter;
 
 use clock::StepClock;
@@ -75,8 +77,10 @@ pub struct StageContext {
     pub outline: StageOutline,
     /// Steps of the stages before.
     pub base: u64,
-    /// The policy that is trained.
+    /// The main policy that is trained.
     pub policy: PolicyId,
+    /// The other policies.
+    pub policies: StagePolicies,
     /// Groups of a batch.
     pub groups_per_batch: u64,
     /// Seed of the run.

@@ -86,6 +86,11 @@ pub fn pinned_weights_folder(checkpoint: &Path, version: PolicyVersion) -> PathB
     checkpoint.join(format!("trainer/pinned-{:06}", version.0))
 }
 
+/// Folder in a checkpoint of a policy other than the main one.
+pub fn policy_folder(checkpoint: &Path, name: &str) -> PathBuf {
+    checkpoint.join("policies").join(name)
+}
+
 impl CheckpointState {
     /// Writes the state into a checkpoint.
     pub fn save(&self, checkpoint: &Path) -> Result<(), StoreError> {
