@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule, RecordedSource,
+    AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
+    GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::Environment;
+use rloom_env::World;
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -114,7 +114,7 @@ impl RunInputs {
         &self,
         engine: &Arc<BoundedEngine<R>>,
         data: &DataSettings,
-        environment: Arc<dyn Environment>,
+        world: Arc<dyn World>,
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
@@ -124,12 +124,12 @@ impl RunInputs {
         scorer.place(&|component| host_of(&format!("reward {component}")));
         scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
-            environment,
+            world,
             tokenizer: self.tokenizer_of(data),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
-            policy: self.policy,
+            policies: AgentPolicies::all(self.policy),
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
@@ -180,16 +180,9 @@ impl RunInputs {
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
-        let environment = stage.environment.environment(timeout, host_of("environment"))?;
-        let episodes = self.episodes(
-            engine,
-            &stage.data,
-            environment,
-            &rollout.reward,
-            &rollout.engine,
-            index,
-            &host_of,
-        )?;
+        let world = stage.environment.world(timeout, host_of("environment"))?;
+        let episodes =
+            self.episodes(engine, &stage.data, world, &rollout.reward, &rollout.engine, index, &host_of)?;
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
             has_baseline: stage.algorithm.needs_baseline_episode(),
@@ -231,9 +224,9 @@ impl RunInputs {
         let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
-        let environment = eval.environment.environment(timeout, host_of("environment"))?;
+        let world = eval.environment.world(timeout, host_of("environment"))?;
         let episodes =
-            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+            self.episodes(engine, &eval.data, world, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }
