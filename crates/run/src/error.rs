@@ -428,6 +428,21 @@ pub enum RunError {
         /// Numeric path of this machine.
         numeric_path: String,
     },
+    /// An agent is played by a policy that the recipe does not describe.
+    #[error(
+        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which the run does not have"
+    )]
+    #[diagnostic(help("{hint}"))]
+    UnknownPolicy {
+        /// The environment.
+        environment: String,
+        /// The agent.
+        agent: String,
+        /// Its policy.
+        policy: String,
+        /// The nearest name, or all.
+        hint: String,
+    },
     /// The model of a policy does not share the tokens of the run's model.
     #[error("policy `{policy}` cannot use the model {model}: {what}")]
     OtherTokens {

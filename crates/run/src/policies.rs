@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use rloom_config::{Config, ModelSource, NEW_MODEL, PolicySettings, Stage};
+use rloom_collect::{AgentPolicies, Opponents};
+use rloom_config::{Config, ModelSource, NEW_MODEL, OpponentDraw, PolicySettings, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{PolicyRouter, PublishedPolicy, RolloutEngineSettings};
 use rloom_hub::Hub;
 use rloom_learn::{FurtherPolicy, Models};
-use rloom_stage::{Publication, StagePolicies};
-use rloom_store::checkpoint::policy_folder;
+use rloom_stage::{Publication, StageLeague, StagePolicies};
+use rloom_store::checkpoint::{CheckpointState, policy_folder};
 
 use crate::assembly::{EngineFactory, StageStart};
 use crate::stage_setup::RunInputs;
@@ -28,7 +30,7 @@ struct RunPolicy {
     settings: PolicySettings,
     /// One id, or one for each version that a league keeps.
     ids: Range<u32>,
-    /// A model of its own; `None` for the weights that the main policy starts from.
+    /// A model of its own, or that of the policy whose versions it plays; `None` for the weights that the main policy starts from.
     own: Option<Policy>,
 }
 
@@ -73,14 +75,25 @@ impl RunPolicy {
 impl RunPolicies {
     /// Opens the models that the configuration names.
     pub(crate) fn open(config: &Config, inputs: &RunInputs) -> Result<Self, RunError> {
-        let open = |(name, settings, ids): (&str, &PolicySettings, Range<u32>)| {
-            let own = match settings.model.as_deref() {
-                None => None,
-                Some(model) => Some(own_model(config, name, model, ids.start, inputs)?),
-            };
-            Ok(RunPolicy { name: name.to_owned(), settings: settings.clone(), ids, own })
+        let own = |name: &str, settings: &PolicySettings, id: u32| match settings.model.as_deref() {
+            None => Ok(None),
+            Some(model) => own_model(config, name, model, id, inputs).map(Some),
         };
-        Ok(Self { all: config.policy_ids().map(open).collect::<Result<_, RunError>>()? })
+        let mut all = Vec::new();
+        for (name, settings, ids) in config.policy_ids() {
+            let own = own(name, settings, ids.start)?;
+            all.push(RunPolicy { name: name.to_owned(), settings: settings.clone(), ids, own });
+        }
+        // Versions of a policy have its architecture.
+        let models: Vec<(String, Option<Policy>)> =
+            all.iter().map(|policy| (policy.name.clone(), policy.own.clone())).collect();
+        for policy in &mut all {
+            if let Some(league) = &policy.settings.league {
+                policy.own =
+                    models.iter().find(|(name, _)| *name == league.of).and_then(|(_, own)| own.clone());
+            }
+        }
+        Ok(Self { all })
     }
 
     /// True if the main policy is the only one.
@@ -90,6 +103,36 @@ impl RunPolicies {
 
     fn trained(&self) -> impl Iterator<Item = &RunPolicy> {
         self.all.iter().filter(|policy| policy.settings.is_trained())
+    }
+
+    /// The policies that agents sample from in a stage, and its leagues with their states in a checkpoint.
+    pub(crate) fn of_agents(
+        &self,
+        inputs: &RunInputs,
+        stage: u32,
+        resumed: Option<&CheckpointState>,
+    ) -> (AgentPolicies, Vec<StageLeague>) {
+        let mut policies = AgentPolicies::all(inputs.policy);
+        let mut leagues = Vec::new();
+        for policy in &self.all {
+            let Some(settings) = &policy.settings.league else {
+                policies.others.insert(policy.name.clone(), policy.id());
+                continue;
+            };
+            let opponents = Arc::new(Opponents::new(inputs.seed, stage, policy.id()));
+            policies.leagues.insert(policy.name.clone(), Arc::clone(&opponents));
+            let of = self.all.iter().find(|other| other.name == settings.of);
+            leagues.push(StageLeague {
+                name: policy.name.clone(),
+                ids: policy.ids.clone(),
+                of: of.map_or(inputs.policy, RunPolicy::id),
+                every: settings.every,
+                by_win_rate: settings.draw == OpponentDraw::WinRate,
+                opponents,
+                state: resumed.and_then(|state| state.leagues.get(&policy.name)).cloned().unwrap_or_default(),
+            });
+        }
+        (policies, leagues)
     }
 
     /// The frozen policies of a stage that samples.
@@ -155,14 +198,26 @@ impl RunPolicies {
         &self,
         engines: &F,
         main: &StageStart,
-        checkpoint: Option<&Path>,
+        checkpoint: Option<(&Path, &CheckpointState)>,
     ) -> Result<Vec<PublishedPolicy>, RunError> {
         let mut weights = Vec::new();
         for policy in self.all.iter().filter(|policy| !policy.settings.is_trained()) {
-            weights.push(match checkpoint {
-                Some(path) => policy.load(engines, &policy_folder(path, &policy.name), PolicyVersion(0))?,
-                None => policy.open(engines, main)?,
-            });
+            match (&policy.settings.league, checkpoint) {
+                (None, None) => weights.push(policy.open(engines, main)?),
+                (None, Some((path, _))) => {
+                    let folder = policy_folder(path, &policy.name);
+                    weights.push(policy.load(engines, &folder, PolicyVersion(0))?);
+                }
+                // Its first opponent is kept when the stage begins.
+                (Some(_), None) => {}
+                (Some(_), Some((path, state))) => {
+                    let kept = state.leagues.get(&policy.name).map(|league| league.kept.as_slice());
+                    for ((id, name), kept) in policy.folders().zip(kept.unwrap_or_default()) {
+                        let opened = policy.load(engines, &policy_folder(path, &name), kept.version)?;
+                        weights.push(PublishedPolicy { policy: id, ..opened });
+                    }
+                }
+            }
         }
         Ok(weights)
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
-use rloom_collect::BoundedEngine;
+use rloom_collect::{AgentPolicies, BoundedEngine};
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
 use rloom_engine::{
@@ -46,6 +46,10 @@ use rloom_stage::{
     StagePolicies, TrainerHandle, TrainerThread, WeightProbe, WeightPublisher, restore_groups,
     restore_models,
 };
+
+mod engines;
+
+use engines::{Router, StageStarts, common_form};
 
 /// Completions of each step in the event stream.
 const SHOWN_SAMPLES: usize = 4;
@@ -170,17 +174,6 @@ struct Run<'r, 's, F> {
     last: Option<PathBuf>,
 }
 
-/// The weights that a stage starts from.
-#[derive(Clone)]
-struct StageStarts {
-    main: StageStart,
-    /// Those of further policies that an earlier stage has trained.
-    further: Vec<PublishedPolicy>,
-}
-
-/// The rollout engine of a stage, for all policies.
-type Router<F> = PolicyRouter<<F as EngineFactory>::Rollout>;
-
 /// Threads, engines and exactness of a stage.
 struct StageEngines<R, T> {
     rollout: Option<Arc<R>>,
@@ -289,44 +282,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok(Some(state))
     }
 
-    /// The weights that a stage starts from.
-    fn stage_start(
-        &self,
-        index: usize,
-        stage: &StageConfig,
-        previous: Option<(usize, Publication)>,
-    ) -> Result<StageStarts, RunError> {
-        let Some(from) = start_of(stage) else {
-            return Ok(StageStarts { main: StageStart::Initial, further: Vec::new() });
-        };
-        if let Some((trained, weights)) = previous
-            && trained == from
-        {
-            let (main, further) = start_of_next(weights);
-            return Ok(StageStarts { main, further });
-        }
-        let source = &self.config.stages[from];
-        let name = CheckpointName {
-            policy: self.inputs.policy,
-            stage: from as u32,
-            step: source.steps,
-            stage_name: source.name.clone(),
-        };
-        let path = self.directory.checkpoints().join(name.folder());
-        verify(&path).map_err(|error| RunError::StartMissing {
-            stage: index,
-            source_stage: source.name.clone(),
-            error: Box::new(error),
-        })?;
-        let version = PolicyVersion(source.steps);
-        let further = if source.rollout.is_some() {
-            self.policies.ends(self.engines, &path, version)?
-        } else {
-            Vec::new()
-        };
-        Ok(StageStarts { main: StageStart::Published(self.engines.open(&path, version)?), further })
-    }
-
     /// Runs a stage. If its trainer is lost, it runs again from the last checkpoint, as in a resumed run; the rollout engine
     /// stays.
     fn restarted_stage(
@@ -389,8 +344,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
-        let checkpoint = self.found.as_ref().filter(|_| resumed.is_some()).map(|(_, path)| path.as_path());
-        let (models, frozen) = self.models(stage, threads, start, checkpoint)?;
+        let found = self.found.as_ref().map(|(_, path)| path.as_path());
+        let (models, frozen) = self.models(stage, threads, start, found.zip(resumed.as_ref()))?;
         let engines = StageEngines {
             form: common_form(capabilities.as_ref(), &trainer)?,
             models,
@@ -416,41 +371,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok((end, trainer.publish_last(PolicyVersion(stage.steps)).map_err(StageError::from)?))
     }
 
-    /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates. A stage that does not sample
-    /// evaluates the main policy in all roles.
-    fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<Router<F>>>, RunError> {
-        let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
-        let Some(settings) = settings else { return Ok(None) };
-        Ok(Some(Arc::new(if stage.rollout.is_some() {
-            self.policies.rollout(self.engines, &settings)?
-        } else {
-            PolicyRouter::new(self.engines.rollout(&settings)?)
-        })))
-    }
-
-    /// Builds the train engines of a stage, and the weights of its frozen policies, from its start or from a checkpoint.
-    fn models(
-        &self,
-        stage: &StageConfig,
-        threads: usize,
-        start: StageStarts,
-        checkpoint: Option<&Path>,
-    ) -> Result<(Models<F::Train>, Vec<PublishedPolicy>), RunError> {
-        let StageStarts { main, further } = start;
-        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
-        let frozen =
-            if has_policies { self.policies.frozen(self.engines, &main, checkpoint)? } else { Vec::new() };
-        let of_further = has_policies.then(|| (main.clone(), further));
-        let mut models = self.engines.models(stage, threads, main)?;
-        if let Some((main, further)) = of_further {
-            self.policies.add_models(&mut models, self.engines, stage, threads, &main, &further)?;
-        }
-        if let Some(path) = checkpoint {
-            restore_models(&mut models, path)?;
-        }
-        Ok((models, frozen))
-    }
-
     /// Assembles a stage from its start or from a checkpoint.
     fn parts(
         &mut self,
@@ -462,10 +382,17 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<StageParts<'r, Router<F>, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
+        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
+        let (of_agents, leagues) = if has_policies {
+            self.policies.of_agents(self.inputs, index as u32, resumed.as_ref())
+        } else {
+            (AgentPolicies::all(self.inputs.policy), Vec::new())
+        };
         let (source, cursor, several_domains) = self.inputs.source(
             index as u32,
             stage,
             bounded.as_ref(),
+            &of_agents,
             self.config.run.rollouts.as_deref(),
             &self.rows,
         )?;
@@ -474,7 +401,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
             Some((eval, engine)) => {
-                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &self.rows)?))
+                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &of_agents, &self.rows)?))
             }
             None => None,
         };
@@ -488,7 +415,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_probed =
             engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
         let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
-        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
         let training = BatchTrainer {
             main: has_policies.then_some(self.inputs.policy),
             ..batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?
@@ -554,6 +480,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 pinned,
                 engines.frozen,
             ),
+            leagues,
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
@@ -578,16 +505,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 stall_timeout: Duration::from_secs(run.stall_seconds),
             },
         })
-    }
-
-    /// The weights of older versions that the groups of a resumed stage are pinned to.
-    fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
-        let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open = |&version: &PolicyVersion| {
-            let opened = self.engines.open(&pinned_weights_folder(path, version), version)?;
-            Ok(PublishedPolicy { policy: self.inputs.policy, ..opened })
-        };
-        state.pinned_versions.iter().map(open).collect()
     }
 
     /// Warns about records that the journal has lost.
@@ -615,20 +532,4 @@ fn for_sampler(stage: &StageConfig, is_exact: bool) -> Result<Cow<'_, StageConfi
     let sampler = Sampler { max_staleness: stage.schedule().max_staleness, is_exact };
     let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
     Ok(Cow::Owned(StageConfig { algorithm, ..stage.clone() }))
-}
-
-/// The first form that the rollout engine loads and the trainer publishes.
-fn common_form(rollout: Option<&RolloutCapabilities>, trainer: &TrainCapabilities) -> Result<Form, RunError> {
-    let Some(rollout) = rollout else {
-        return trainer
-            .forms
-            .first()
-            .copied()
-            .ok_or(RunError::NoCommonForm { published: Vec::new(), loaded: Vec::new() });
-    };
-    let common = rollout.forms.iter().find(|form| trainer.forms.contains(form)).copied();
-    common.ok_or_else(|| RunError::NoCommonForm {
-        published: trainer.forms.clone(),
-        loaded: rollout.forms.clone(),
-    })
 }

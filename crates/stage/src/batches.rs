@@ -37,9 +37,20 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         match done.map(|done| done.result) {
             Some(TrainerResult::Published(weights)) => {
                 let weights = weights.map_err(|error| self.worker_failed(error))?;
+                self.keep_opponents(&weights);
                 self.publish(weights).await
             }
             _ => Err(self.trainer_died()),
+        }
+    }
+
+    /// Keeps published weights in the leagues whose turn it is.
+    fn keep_opponents(&mut self, weights: &Publication) {
+        for league in &mut self.leagues {
+            if let Some(kept) = league.keep(weights) {
+                self.weights.set_frozen(kept);
+            }
+            league.offer();
         }
     }
 
@@ -188,6 +199,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.learner.algorithm = report.state;
         self.set_step(PolicyVersion(batch + 1));
         self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
+        for league in &mut self.leagues {
+            league.count(&groups);
+        }
+        self.keep_opponents(&weights);
         let publishing = Instant::now();
         self.publish(weights).await?;
         let published = Instant::now();
@@ -250,6 +265,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),
             seed: context.seed,
+            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.state.clone())).collect(),
             pinned_versions: Vec::new(),
         };
         let frozen = self.context.policies.named(self.weights.frozen());

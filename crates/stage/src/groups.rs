@@ -205,9 +205,12 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
+        let in_flight = &self.in_flight;
+        runner.episodes().policies().retain(|ticket| in_flight.contains_key(&ticket));
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
         let task = runner.task(group.draw)?;
         let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
+        runner.episodes().policies().begin(ticket, &progress);
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
         let sender = self.sender.clone();

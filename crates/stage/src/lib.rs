@@ -17,6 +17,7 @@ mod evaluation;
 mod events;
 mod groups;
 mod journal;
+mod league;
 mod policies;
 mod probe;
 mod recovery;
@@ -53,6 +54,7 @@ pub use error::{Contradiction, StageError, WorkerError};
 pub use evaluation::StageEvaluation;
 pub use groups::{GroupSource, StageGroups};
 pub use journal::StageJournal;
+pub use league::StageLeague;
 pub use policies::StagePolicies;
 pub use probe::WeightProbe;
 pub use recovery::restore_groups;
@@ -157,6 +159,8 @@ pub struct StageParts<'r, R, T> {
     pub groups: StageGroups<R>,
     /// Publishes weights to the rollout engine.
     pub weights: WeightPublisher<R>,
+    /// Earlier versions of policies as opponents.
+    pub leagues: Vec<StageLeague>,
     /// Held-out evaluation.
     pub evaluation: StageEvaluation<R>,
     /// Checkpoints written and to be written.
@@ -181,6 +185,7 @@ pub struct Stage<'r, 's, R, T> {
     journal: StageJournal,
     groups: StageGroups<R>,
     weights: WeightPublisher<R>,
+    leagues: Vec<StageLeague>,
     evaluation: StageEvaluation<R>,
     checkpoints: StageCheckpoints,
     /// `None` once the training thread has died.
@@ -224,6 +229,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             journal,
             groups,
             weights,
+            leagues,
             evaluation,
             checkpoints,
             trainer,
@@ -246,6 +252,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             journal,
             groups,
             weights,
+            leagues,
             evaluation,
             checkpoints,
             learner,

@@ -11,6 +11,11 @@ pub struct StagePolicies {
 }
 
 impl StagePolicies {
+    /// Their ids.
+    pub(crate) fn ids(&self) -> Vec<PolicyId> {
+        self.frozen.iter().map(|(id, _)| *id).collect()
+    }
+
     /// Oldest version among the tokens of a group that trained policies have sampled: weights that do not change have no age.
     pub(crate) fn oldest_version(&self, group: &Group) -> Option<PolicyVersion> {
         let is_frozen = |policy: PolicyId| self.frozen.iter().any(|(frozen, _)| *frozen == policy);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use rloom_core::{OnUpdate, PolicyVersion, Ticket};
+use rloom_core::{OnUpdate, PolicyId, PolicyVersion, Ticket};
 use rloom_engine::{PublishedPolicy, RolloutEngine, RolloutError};
 use rloom_sched::ScheduleSettings;
 use tokio::task::{JoinError, JoinSet};
@@ -23,6 +23,11 @@ impl Publication {
     /// Version of the weights.
     pub fn version(&self) -> PolicyVersion {
         self.main.version
+    }
+
+    /// The weights of a trained policy.
+    pub(crate) fn of(&self, policy: PolicyId) -> Option<&PublishedPolicy> {
+        std::iter::once(&self.main).chain(&self.further).find(|own| own.policy == policy)
     }
 
     /// Digest of the weights of all policies; that of the main one if it is the only one.
