@@ -14,7 +14,7 @@ use rloom_core::{PolicyId, hints};
 use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{EpisodeHook, Policy, RunError, RunInputs, StopFlag, Summary, context, train_on};
-use rloom_telemetry::{Event, Metrics, Observer, read_events, read_rollouts};
+use rloom_telemetry::{Event, LoggedTrajectory, Metrics, Observer, read_events};
 use world::{Digits, Rule};
 
 const TEXT: &str = r#"
@@ -176,8 +176,10 @@ fn frozen_weights_stay_bit_equal_and_have_no_optimizer() {
 /// The policies that have sampled the segments of the second agent in a step, with their versions.
 fn opponents(config: &Config, step: u64) -> BTreeSet<(u32, u64)> {
     let path = config.run_directory().join(format!("rollouts/rl-step-{step:06}.jsonl.zst"));
-    let segments = read_rollouts(&path).unwrap();
-    let spans = segments.into_iter().flat_map(|segment| segment.trajectory.versions);
+    let bytes = zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let segments = text.lines().map(|line| serde_json::from_str::<LoggedTrajectory>(line).unwrap());
+    let spans = segments.flat_map(|segment| segment.trajectory.versions);
     let others = spans.filter(|span| span.policy != PolicyId::MAIN);
     others.map(|span| (span.policy.0, span.version.0)).collect()
 }
