@@ -38,7 +38,7 @@ pub(super) fn check(
                 Problem::new(Code::Conflict, "recorded rollouts are trained with one policy")
                     .at(first.node.origin, "another policy")
                     .at_if_set(draft.run.origin("rollouts"), "")
-                    .hint("remove `run.rollouts`, or the table"),
+                    .hint(format!("remove `{}`", draft.run.name("rollouts"))),
             );
         }
     }
@@ -60,10 +60,7 @@ fn check_one(draft: &Draft, name: &str, section: &Section<PolicySettings>, probl
         problems.push(
             Problem::new(Code::Conflict, format!("`{}` has no architecture", section.name("model")))
                 .at(section.origin_or_table("model"), "a model of `[model.new]` with other random weights")
-                .at(draft.model.node.origin, "has no `new`")
-                .hint(
-                    "name a folder or a model on the hub, or remove the key: the default is the run's model",
-                ),
+                .at(draft.model.node.origin, "has no `new`; a model may also be a folder or on the hub"),
         );
     }
     check_trainer(section, problems);
@@ -119,12 +116,14 @@ fn check_league(draft: &Draft, name: &str, section: &Section<PolicySettings>, pr
     known.insert(0, MAIN_POLICY);
     if !known.contains(&league.of.as_str()) {
         let key = section.name("league.of");
-        let message = format!("`{key}` of policy `{name}` is \"{}\", which is not trained", league.of);
-        let problem = invalid(section, "league.of", message);
-        problems.push(match suggest::nearest(&league.of, &known) {
-            Some(near) => problem.hint(format!("did you mean \"{near}\"?")),
-            None => problem.hint(format!("trained are {}", suggest::list(&known))),
-        });
+        let near = suggest::nearest(&league.of, &known).map(|near| format!("did you mean \"{near}\"? "));
+        let message = format!(
+            "`{key}` of policy `{name}` is \"{}\", which is not trained; {}trained are {}",
+            league.of,
+            near.unwrap_or_default(),
+            suggest::list(&known)
+        );
+        problems.push(invalid(section, "league.of", message));
     }
 }
 
@@ -138,8 +137,7 @@ fn check_rates(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) {
                 "a policy cannot learn faster than a stage with a learning rate of 0",
             )
             .at(own.origin_or_table("trainer.learning_rate"), "")
-            .at(stage.optimizer.origin_or_table("learning_rate"), "the learning rate of the stage")
-            .hint(format!("raise `{}`", stage.optimizer.name("learning_rate"))),
+            .at(stage.optimizer.origin_or_table("learning_rate"), "the learning rate of the stage"),
         );
     }
 }

@@ -418,3 +418,43 @@ fn domains() {
         ],
     );
 }
+
+#[test]
+fn policies() {
+    const OTHER: &str = "[policies.other]\n";
+    let cases: [(&str, &[Code]); 10] = [
+        ("[policies.main]\n", &[Code::OutOfRange]),
+        ("[policies.\"a b\"]\n", &[Code::OutOfRange]),
+        ("frozn = true\n", &[Code::UnknownKey]),
+        ("frozen = true\ntrainer.learning_rate = 1e-3\n", &[Code::Unread]),
+        ("trainer.learning_rate = 0.0\n", &[Code::OutOfRange]),
+        ("league = { of = \"mian\" }\n", &[Code::OutOfRange]),
+        (
+            "frozen = true\nleague = { size = 40, every = 0 }\n",
+            &[Code::Unread, Code::OutOfRange, Code::OutOfRange],
+        ),
+        ("[[stage]]\nname = \"rl\"\nmethod = \"ppo\"\n", &[Code::Conflict]),
+        ("[schedule]\nmax_staleness = 1\npin_version = true\n", &[Code::Conflict]),
+        ("[[stage]]\nname = \"rl\"\ntrainer.backend = \"torch\"\n", &[Code::Conflict]),
+    ];
+    let texts = cases.map(|(text, codes)| {
+        let own = if text.starts_with("[policies") { String::new() } else { OTHER.to_owned() };
+        (own + text, codes)
+    });
+    let texts: Vec<(&str, &[Code])> = texts.iter().map(|(text, codes)| (text.as_str(), *codes)).collect();
+    compare("policies", &texts);
+}
+
+#[test]
+fn policies_are_resolved_and_read_again() {
+    let text = "[policies.other]\nmodel = \"new\"\ntrainer.learning_rate = 1e-3\n\
+                [policies.fixed]\nmodel = \"folder\"\nfrozen = true\n\
+                [policies.old]\nleague = { of = \"other\", every = 5, size = 3, draw = \"uniform\" }\n";
+    let config = Config::from_text("a.toml", &format!("{BASE}{text}"), &[] as &[&str]);
+    let config = config.map_err(|errors| errors.to_string()).unwrap();
+    let again = Config::from_text("a.toml", &config.to_toml(), &[] as &[&str]);
+    assert_eq!(again.map_err(|errors| errors.to_string()).unwrap(), config);
+    let ids: Vec<_> =
+        config.policy_ids().map(|(name, policy, ids)| (name, policy.is_trained(), ids)).collect();
+    assert_eq!(ids, [("fixed", false, 1..2), ("old", false, 2..5), ("other", true, 5..6)]);
+}
