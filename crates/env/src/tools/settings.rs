@@ -201,8 +201,8 @@ impl Kind for ToolsEnvironment {
         Some(&self.history)
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
+mod agents;
 mod attempts;
 mod conforming;
 mod conversations;
