@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use rloom_env::AgentSpec;
+
 use super::run::{bad_policy_name, invalid_name};
 use super::values::{invalid, out_of_range};
 use crate::compose::{Draft, StageDraft};
@@ -42,6 +44,7 @@ pub(super) fn check(
             );
         }
     }
+    check_agents(draft, problems);
     draft.policies.iter().map(|(name, section)| (name.clone(), section.value.clone())).collect()
 }
 
@@ -65,6 +68,44 @@ fn check_one(draft: &Draft, name: &str, section: &Section<PolicySettings>, probl
     }
     check_trainer(section, problems);
     check_league(draft, name, section, problems);
+}
+
+/// Agents name policies of the recipe, and each of these is named by an agent of a stage that samples.
+fn check_agents(draft: &Draft, problems: &mut Vec<Problem>) {
+    let mut known: Vec<&str> = draft.policies.keys().map(String::as_str).collect();
+    known.insert(0, MAIN_POLICY);
+    let sampling = draft.stages.iter().filter(|stage| stage.rollout.is_some());
+    let sampling: Vec<_> = sampling.map(|stage| &stage.environment).collect();
+    let eval = draft.eval.as_ref().map(|eval| &eval.environment);
+    let mut reported = Vec::new();
+    for environment in sampling.iter().copied().chain(eval) {
+        for AgentSpec { name, policy } in environment.value.agents() {
+            if known.contains(&policy.as_str()) || reported.contains(&policy) {
+                continue;
+            }
+            let near = suggest::nearest(&policy, &known).map(|near| format!("did you mean \"{near}\"? "));
+            let message =
+                format!("agent `{name}` is played by policy \"{policy}\", which `[policies]` does not have");
+            let label = format!("{}known are {}", near.unwrap_or_default(), suggest::list(&known));
+            let origin = environment.origin_or_table(&format!("agents.{name}.policy"));
+            problems.push(Problem::new(Code::UnknownName, message).at(origin, label));
+            reported.push(policy);
+        }
+    }
+    let played: Vec<String> = sampling
+        .iter()
+        .flat_map(|environment| environment.value.agents())
+        .map(|agent| agent.policy)
+        .collect();
+    if sampling.is_empty() {
+        return;
+    }
+    for (name, section) in draft.policies.iter().filter(|(name, _)| !played.contains(name)) {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `policies.{name}`"))
+                .at(section.node.origin, "no agent of an environment names it"),
+        );
+    }
 }
 
 fn check_trainer(section: &Section<PolicySettings>, problems: &mut Vec<Problem>) {

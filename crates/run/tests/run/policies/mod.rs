@@ -58,7 +58,8 @@ algorithm.group_size = 8
 fn config(directory: &Path, more: &str, overrides: &[&str]) -> Config {
     let parent = format!("run.directory={}", directory.display());
     let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
-    Config::from_text("pair.toml", &format!("{more}\n{TEXT}"), &all)
+    let agents = if more.is_empty() { "" } else { AGENTS };
+    Config::from_text("pair.toml", &format!("{agents}{more}\n{TEXT}"), &all)
         .map_err(|errors| errors.to_string())
         .unwrap()
 }
@@ -104,6 +105,9 @@ fn weights(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("model.safetensors")).unwrap()
 }
 
+/// Agents that name the policy; the tests play them in a game of their own.
+const AGENTS: &str =
+    "[environment]\nkind = 'chain'\norder = ['first', 'second']\nagents.second.policy = 'other'\n";
 const TRAINED: &str = "[policies.other]";
 
 /// Two policies with weights of their own share nothing but the reward.
