@@ -175,6 +175,9 @@ fn frozen_weights_stay_bit_equal_and_have_no_optimizer() {
     for metrics in steps {
         assert!(metrics["off_policy/staleness_max"] <= 1.0 && !metrics.contains_key("policy/other/loss"));
     }
+    let (name, hub) = ("rl/0/0".parse().unwrap(), Arc::new(Hub::from_env()));
+    let replayed = rloom_run::replay(&config.run_directory(), &config, &name, &hub, false, &mut |_, _| {});
+    assert!(replayed.unwrap_err().to_string().contains("the run has several policies"));
 }
 
 /// The policies that have sampled the segments of the second agent in a step, with their versions.
