@@ -20,6 +20,7 @@ mod outcome;
 mod prompts;
 mod recorded;
 mod transcript;
+mod turn_rewards;
 mod turns;
 mod waits;
 
