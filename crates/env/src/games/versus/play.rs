@@ -54,10 +54,10 @@ impl SelfPlay {
         let templates = PLAYERS.map(|name| self.settings.agents.get(name)?.prompt.clone());
         let start = game.position(game.mover());
         let is_used = templates.iter().any(Option::is_none);
-        if is_used && !with_text(&task.prompt, |text| text.to_owned()).1.contains(&start) {
+        if is_used && !with_text(&task.prompt, str::to_owned).1.contains(&start) {
             return Err(failed(Box::new(NoPosition { position: start })));
         }
-        Ok(Match {
+        Match {
             task: task.clone(),
             tokenizer: tokenizer.clone(),
             settings: self.settings.clone(),
@@ -71,7 +71,7 @@ impl SelfPlay {
             next: None,
             is_over: false,
         }
-        .begun()?)
+        .begun()
     }
 }
 
