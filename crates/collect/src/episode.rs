@@ -1,7 +1,7 @@
 //! Episodes: engine and environment take turns, then the reward judges the trajectory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rloom_core::{Failure, PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 
 use crate::CollectError;
 use crate::bounded::BoundedEngine;
+use crate::completion::complete;
+use crate::hosted::{AgentHost, HostedEpisode, HostedSampler};
+use crate::stopping::Stopping;
 use crate::transcript::{policy_text, prompt_text, transcript};
 use crate::waits::{WaitTarget, Waits};
-
-/// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
-const LOSSES: u32 = 16;
 
 /// Counters of episodes, read by the progress display.
 #[derive(Debug, Default)]
@@ -66,6 +66,8 @@ impl Drop for JudgingGuard<'_> {
 pub struct EpisodeSettings {
     /// Environment that the policy acts in.
     pub environment: Arc<dyn Environment>,
+    /// Plays the episodes outside of this program, if the environment is of that kind.
+    pub host: Option<Arc<dyn AgentHost>>,
     /// Tokenizer of the policy.
     pub tokenizer: Arc<Tokenizer>,
     /// Rewards.
@@ -94,8 +96,7 @@ pub struct EpisodeRunner<E> {
     engine: Arc<BoundedEngine<E>>,
     settings: EpisodeSettings,
     reward_slots: Semaphore,
-    /// Set when the run stops: episodes return their partial result instead of continuing.
-    stopping: AtomicBool,
+    stopping: Arc<Stopping>,
     waits: Waits,
 }
 
@@ -136,14 +137,14 @@ pub enum EpisodeOutcome {
     Stopped(PartialEpisode),
 }
 
-impl<E: RolloutEngine> EpisodeRunner<E> {
+impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
     /// Creates a runner.
     pub fn new(engine: Arc<BoundedEngine<E>>, settings: EpisodeSettings) -> Self {
         Self {
             engine,
             reward_slots: Semaphore::new(settings.reward_slots),
             settings,
-            stopping: AtomicBool::new(false),
+            stopping: Arc::default(),
             waits: Waits::default(),
         }
     }
@@ -170,7 +171,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
 
     /// Makes episodes return their partial result instead of continuing when the engine aborts their requests.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.stopping.set();
     }
 
     /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
@@ -183,7 +184,10 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         on_interrupt: &(dyn Fn(PartialEpisode) + Sync),
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
-        let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
+        let EpisodeSettings { environment, host, tokenizer, context, .. } = &self.settings;
+        if let Some(host) = host {
+            return self.run_hosted(host.as_ref(), &request, counters).await;
+        }
         let random = self.random(&request, request.key);
         let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
         let mut attempt = self.environment(request.key, start).await?;
@@ -202,7 +206,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
             let waiting = self.waits.start(request.key, WaitTarget::Place);
             let place = self.engine.place(request.priority).await;
             drop(waiting);
-            if self.stopping.load(Ordering::Relaxed) {
+            if self.stopping.is_set() {
                 turns.extend(unfinished.map(into_turn));
                 let responses = attempt.responses().to_vec();
                 return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns, responses }));
@@ -217,8 +221,9 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 }
             };
             let waiting = self.waits.start(request.key, WaitTarget::Engine);
+            let on_part = |part: &Generation| on_interrupt(so_far(part));
             let generation =
-                self.generate(generate, unfinished.take(), &|part| on_interrupt(so_far(part))).await?;
+                complete(&self.engine, &self.stopping, generate, unfinished.take(), &on_part).await?;
             drop((waiting, place));
             if generation.stop == StopReason::Aborted {
                 return Ok(EpisodeOutcome::Stopped(so_far(&generation)));
@@ -236,11 +241,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 });
             }
         }
-        let judging = JudgingGuard::new(counters);
-        let scored = self.judge(request.task, request.key, attempt.finish()?).await?;
-        drop(judging);
-        counters.scored.fetch_add(1, Ordering::Relaxed);
-        Ok(EpisodeOutcome::Scored(scored))
+        self.scored(&request, attempt.finish()?, counters).await
     }
 
     /// Runs an episode from its prompt to its reward. A stopping run is an error.
@@ -281,38 +282,52 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         request
     }
 
-    /// Generates one completion. If a weight update aborts it, it continues from its tokens; when the run stops,
-    /// the incomplete completion is returned. A request that is lost with its worker is submitted again, [`LOSSES`] times.
-    async fn generate(
+    /// Has an agent outside of this program play an episode. Nothing of it is kept when the run stops: it is played again.
+    async fn run_hosted(
         &self,
-        request: GenerateRequest,
-        mut generated: Option<Generation>,
-        on_interrupt: &(dyn Fn(&Generation) + Sync),
-    ) -> Result<Generation, CollectError> {
-        let mut losses = 0;
-        loop {
-            let mut request = request.clone();
-            if let Some(generated) = &generated {
-                request.prefix.clone_from(&generated.tokens);
-            }
-            let part = match self.engine.engine().generate(request).await {
-                Ok(part) => part,
-                Err(error) if error.is_retryable() && losses < LOSSES => {
-                    losses += 1;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let whole = match generated.take() {
-                Some(before) => before.then(part),
-                None => part,
-            };
-            if whole.stop != StopReason::Aborted || self.stopping.load(Ordering::Relaxed) {
-                return Ok(whole);
-            }
-            on_interrupt(&whole);
-            generated = Some(whole);
-        }
+        host: &dyn AgentHost,
+        request: &EpisodeRequest<'_>,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let EpisodeSettings { policy, timeout, .. } = self.settings;
+        let sampler = HostedSampler::new(&self.engine, &self.stopping, request.priority, timeout);
+        let episode = HostedEpisode {
+            task: request.task,
+            key: request.key,
+            random: self.random(request, request.key),
+            sampler: sampler.clone(),
+            sampling: request.sampling,
+            policy,
+            group: request.group,
+            priority: request.priority,
+        };
+        let waiting = self.waits.start(request.key, WaitTarget::Agent);
+        let segments = tokio::select! {
+            biased;
+            () = self.stopping.wait() => return Ok(EpisodeOutcome::Stopped(PartialEpisode::default())),
+            segments = host.run(episode) => segments,
+        };
+        drop(waiting);
+        let segments = match (segments, sampler.failure()) {
+            (Ok(segments), _) => segments,
+            (Err(_), Some(failure)) => return Err(failure.into()),
+            (Err(error), None) => return Err(error.into()),
+        };
+        self.scored(request, segments, counters).await
+    }
+
+    /// Judges the segments of a complete episode.
+    async fn scored(
+        &self,
+        request: &EpisodeRequest<'_>,
+        segments: Vec<Trajectory>,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let judging = JudgingGuard::new(counters);
+        let scored = self.judge(request.task, request.key, segments).await?;
+        drop(judging);
+        counters.scored.fetch_add(1, Ordering::Relaxed);
+        Ok(EpisodeOutcome::Scored(scored))
     }
 
     /// Describes at most `limit` of the longest waits of the episodes that `filter` accepts.
@@ -327,6 +342,10 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 WaitTarget::Environment => {
                     let activity = environment.activity().map(|activity| format!(" ({activity})"));
                     format!("the `{}` environment{}", environment.name(), activity.unwrap_or_default())
+                }
+                WaitTarget::Agent => {
+                    let activity = self.settings.host.as_ref().and_then(|host| host.activity_of(key));
+                    format!("the agent{}", activity.map(|activity| format!(" ({activity})")).unwrap_or_default())
                 }
                 WaitTarget::Place => "a place in the rollout engine".to_owned(),
                 WaitTarget::Engine => "the rollout engine".to_owned(),

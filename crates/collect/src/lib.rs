@@ -7,6 +7,7 @@
 //! prompts of a run before it starts.
 
 mod bounded;
+mod completion;
 mod concurrency;
 mod demonstrations;
 mod domain_metrics;
@@ -14,10 +15,12 @@ mod episode;
 mod error;
 mod evaluate;
 mod group;
+mod hosted;
 mod metrics;
 mod outcome;
 mod prompts;
 mod recorded;
+mod stopping;
 mod transcript;
 mod waits;
 
@@ -30,6 +33,7 @@ pub use episode::{
 pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
+pub use hosted::{AgentHost, HostedEpisode, HostedSampler};
 pub use metrics::{batch_metrics, failure_metrics};
 pub use outcome::OutcomeRule;
 pub use prompts::{

@@ -18,6 +18,7 @@
 //!
 //! Every environment must pass [`conformance::check`].
 
+mod agent;
 mod attempt;
 pub mod conformance;
 mod demonstration;
@@ -36,6 +37,7 @@ mod single_turn;
 mod tools;
 mod unrendered;
 
+pub use agent::{Agent, AgentEnvironment};
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
 pub use environment::{

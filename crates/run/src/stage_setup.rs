@@ -110,7 +110,7 @@ impl RunInputs {
         Arc::new(Tokenizer::clone(&self.tokenizer).with_template_variables(variables))
     }
 
-    fn episodes<R: RolloutEngine>(
+    fn episodes<R: RolloutEngine + 'static>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
         data: &DataSettings,
@@ -125,6 +125,7 @@ impl RunInputs {
         scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
             environment,
+            host: None,
             tokenizer: self.tokenizer_of(data),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
@@ -143,7 +144,7 @@ impl RunInputs {
     }
 
     /// The source of a stage's groups, the order of its tasks, and true if groups of several domains are sampled.
-    pub(crate) fn source<R: RolloutEngine>(
+    pub(crate) fn source<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         stage: &Stage,
@@ -204,7 +205,7 @@ impl RunInputs {
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
-    pub(crate) fn evaluator<R: RolloutEngine>(
+    pub(crate) fn evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         eval: &EvalSettings,
@@ -220,7 +221,7 @@ impl RunInputs {
         Ok(own.with_sets(sets))
     }
 
-    fn set_evaluator<R: RolloutEngine>(
+    fn set_evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         prefix: &str,

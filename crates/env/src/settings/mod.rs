@@ -18,6 +18,7 @@ use serde_json::Value;
 
 pub(crate) use kind::Kind;
 
+use crate::agent::AgentEnvironment;
 use crate::games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
     SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
@@ -53,6 +54,8 @@ table::environments! {
     Python(PythonEnvironment) = "python",
     /// Tools that the policy calls.
     Tools(ToolsEnvironment) = "tools",
+    /// An agent outside of this program that calls the policy over HTTP.
+    Agent(AgentEnvironment) = "agent",
 }
 
 /// An environment that cannot be created.
@@ -134,6 +137,14 @@ impl EnvironmentSettings {
     /// Number of processes of a Python function; `None` if it is none, or one of the caller's process.
     pub fn processes(&self) -> Option<usize> {
         self.kind().processes()
+    }
+
+    /// The agent, if episodes are played outside of this program.
+    pub fn agent(&self) -> Option<&AgentEnvironment> {
+        match self {
+            Self::Agent(settings) => Some(settings),
+            _ => None,
+        }
     }
 
     /// Loads the Python function, if it is one, on the machines of `host` or on this one.
