@@ -4,8 +4,12 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 /// Largest log in bytes; the rest of an output is counted.
 const MAX_BYTES: u64 = 1 << 20;
@@ -125,8 +129,8 @@ impl Log {
         if let (Some(file), true) = (&mut self.file, omitted > 0) {
             let _ = writeln!(file, "\n[{omitted} bytes more]");
         }
-        *lock(&self.output.0.is_complete) = true;
-        self.output.0.completed.notify_all();
+        self.output.0.is_complete.store(true, Ordering::SeqCst);
+        self.output.0.completed.notify_one();
     }
 }
 
@@ -138,8 +142,8 @@ pub(crate) struct Output(Arc<Shared>);
 struct Shared {
     tail: Mutex<VecDeque<u8>>,
     path: Mutex<Option<PathBuf>>,
-    is_complete: Mutex<bool>,
-    completed: Condvar,
+    is_complete: AtomicBool,
+    completed: Notify,
 }
 
 impl Output {
@@ -155,9 +159,14 @@ impl Output {
     }
 
     /// The last lines, after a short wait for those that are still to be read.
-    pub(crate) fn last_lines(&self) -> String {
-        let guard = lock(&self.0.is_complete);
-        drop(self.0.completed.wait_timeout_while(guard, DRAIN, |is_complete| !*is_complete));
+    pub(crate) async fn last_lines(&self) -> String {
+        if !self.0.is_complete.load(Ordering::SeqCst) {
+            let _ = timeout(DRAIN, self.0.completed.notified()).await;
+        }
+        self.tail()
+    }
+
+    fn tail(&self) -> String {
         let bytes: Vec<u8> = lock(&self.0.tail).iter().copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -186,7 +195,7 @@ mod tests {
             let log = logs.begin(&format!("rl-{number}-0"));
             let output = log.output();
             log.collect(format!("line {number}\n").as_bytes());
-            assert_eq!(output.last_lines(), format!("line {number}"));
+            assert_eq!(output.tail(), format!("line {number}"));
             logs.end(&output, number % 2 == 1);
         }
         assert_eq!(names(&path), ["rl-2-0.log", "rl-3-0.failed.log", "rl-4-0.log", "rl-5-0.failed.log"]);

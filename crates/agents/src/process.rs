@@ -92,7 +92,7 @@ impl AgentProcess {
         named("agent output").spawn(move || log.collect(output))?;
         named("agent").spawn(move || {
             if let Ok(status) = group.wait(child) {
-                // Nobody waits for an agent that was dropped.
+                // Without a receiver the agent was dropped.
                 let _ = sender.send(status);
             }
         })?;

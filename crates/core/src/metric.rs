@@ -81,7 +81,7 @@ metrics! {
     /// Mean number of segments of these episodes: branches of their conversations.
     AGENT_SEGMENTS = "agents/segments", "segments";
     /// Mean duration of these episodes.
-    AGENT_SECONDS = "agents/seconds", "seconds";
+    AGENT_SECONDS = "time/agent", "seconds";
     /// Attempts of agents that failed since the last step.
     AGENT_FAILED = "agents/failed", "attempts";
     /// Leases that ended without a result since the last step.

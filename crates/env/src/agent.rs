@@ -179,6 +179,15 @@ impl Kind for AgentEnvironment {
         }
     }
 
+    fn check(&self, _: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        match self.command.first() {
+            Some(program) if !is_program(program, self.cwd.as_deref()) => {
+                Err(EnvironmentUnusable::Agent { program: program.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn environment(
         &self,
         _: Duration,
@@ -186,6 +195,15 @@ impl Kind for AgentEnvironment {
     ) -> Result<Arc<dyn Environment>, EnvironmentUnusable> {
         Ok(Arc::new(Agent))
     }
+}
+
+/// True if there is a file for a program, which is searched for in the folders of programs unless it contains `/`.
+fn is_program(program: &str, cwd: Option<&Path>) -> bool {
+    if program.contains('/') {
+        return cwd.unwrap_or(Path::new(".")).join(program).is_file();
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// The environment of an agent's tasks without the agent: demonstrations are single completions of the prompt.
@@ -214,6 +232,19 @@ mod tests {
     fn problem(json: &str) -> Option<String> {
         let settings: EnvironmentSettings = serde_json::from_str(json).unwrap_or_default();
         settings.validate().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_program_is_searched_for_before_a_run() {
+        let check = |json: &str| {
+            let settings: EnvironmentSettings = serde_json::from_str(json).unwrap_or_default();
+            settings.check(None).err().map(|error| error.to_string())
+        };
+        assert_eq!(check(r#"{"kind": "agent", "command": ["sh"]}"#), None);
+        assert_eq!(check(r#"{"kind": "agent", "command": ["./sh"], "cwd": "/bin"}"#), None);
+        assert_eq!(check(r#"{"kind": "agent", "lease": true}"#), None);
+        let message = check(r#"{"kind": "agent", "command": ["no-such-agent"]}"#).unwrap_or_default();
+        assert_eq!(message, "`environment`: there is no program `no-such-agent`");
     }
 
     #[test]

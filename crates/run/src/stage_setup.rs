@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
+    AgentHost, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
     GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::Environment;
+use rloom_env::{Environment, EnvironmentSettings};
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -22,7 +22,7 @@ use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerS
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
+use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains};
@@ -73,6 +73,8 @@ pub struct RunInputs {
     pub episode_hook: Option<EpisodeHook>,
     /// Judges that this process computes.
     pub judges: Arc<EmbeddedJudges>,
+    /// Servers of the agents that run outside of this program.
+    pub agents: Arc<AgentServers>,
     /// Machines of functions and reward models; without them this process starts them.
     pub functions: Option<FunctionHosts>,
 }
@@ -92,6 +94,7 @@ impl RunInputs {
             judges: Arc::new(EmbeddedJudges::new(Arc::clone(&hub), threads)),
             hub,
             episode_hook: None,
+            agents: Arc::default(),
             functions: None,
         }
     }
@@ -113,8 +116,8 @@ impl RunInputs {
     fn episodes<R: RolloutEngine + 'static>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
-        data: &DataSettings,
-        environment: Arc<dyn Environment>,
+        (name, data): (&str, &DataSettings),
+        (settings, environment): (&EnvironmentSettings, Arc<dyn Environment>),
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
@@ -123,10 +126,13 @@ impl RunInputs {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         scorer.place(&|component| host_of(&format!("reward {component}")));
         scorer.open_models(self.judges.as_ref())?;
+        let tokenizer = self.tokenizer_of(data);
+        let runner = |agent| self.agents.runner(self, agent, name, data, &tokenizer, reward).map(Arc::new);
+        let runner = settings.agent().map(runner).transpose()?;
         let mut settings = EpisodeSettings {
-            environment,
-            host: None,
-            tokenizer: self.tokenizer_of(data),
+            environment: runner.clone().map_or(environment, |runner| runner),
+            host: runner.map(|runner| runner as Arc<dyn AgentHost>),
+            tokenizer,
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
@@ -184,8 +190,8 @@ impl RunInputs {
         let environment = stage.environment.environment(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
-            &stage.data,
-            environment,
+            (&stage.name, &stage.data),
+            (&stage.environment, environment),
             &rollout.reward,
             &rollout.engine,
             index,
@@ -233,8 +239,15 @@ impl RunInputs {
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
         let environment = eval.environment.environment(timeout, host_of("environment"))?;
-        let episodes =
-            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+        let episodes = self.episodes(
+            engine,
+            (&prefix.trim().replace(' ', "-"), &eval.data),
+            (&eval.environment, environment),
+            &eval.reward,
+            &eval.rollout,
+            u32::MAX,
+            &host_of,
+        )?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }

@@ -24,7 +24,7 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::absolute_paths::with_absolute_paths;
-use crate::assembly::{EngineFactory, StageStart, is_exact};
+use crate::assembly::{AgentServers, EngineFactory, StageStart, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
@@ -144,6 +144,8 @@ pub(crate) fn run<F: EngineFactory>(
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
     events.track(&config.run.tracking, directory.path(), &Program::current().path);
+    let agents = Arc::new(AgentServers::in_folder(directory.agents()));
+    let inputs = &RunInputs { agents, ..inputs.clone() };
     Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 

@@ -69,6 +69,12 @@ pub enum EnvironmentUnusable {
     #[error("`environment`: {0}")]
     #[diagnostic(forward(0))]
     Tools(#[from] ToolError),
+    /// An agent whose program does not exist.
+    #[error("`environment`: there is no program `{program}`")]
+    Agent {
+        /// The program.
+        program: String,
+    },
 }
 
 impl EnvironmentSettings {
