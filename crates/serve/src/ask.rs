@@ -103,6 +103,35 @@ impl Overrides {
         Ok(settings)
     }
 
+    /// The settings of a completion of a session, which are `given` up to the length and further stop strings. What would make
+    /// the policy that samples another than the one that is trained is refused.
+    pub(crate) fn under(&self, given: &SamplingSettings, room: usize) -> Result<SamplingSettings, Problem> {
+        let refused = |name: &str, off: &str| {
+            Problem::field(
+                name,
+                format_args!(
+                    "is only supported with {off} in a session: it would change the policy that is trained"
+                ),
+            )
+        };
+        if self.top_p.is_some_and(|p| p != 1.0 && p != given.top_p) {
+            return Err(refused("top_p", "1"));
+        }
+        if self.top_k.is_some_and(|k| k != 0 && k != given.top_k) {
+            return Err(refused("top_k", "0"));
+        }
+        if self.min_p.is_some_and(|p| p != 0.0 && p != given.min_p) {
+            return Err(refused("min_p", "0"));
+        }
+        let most = given.max_new_tokens.min(room);
+        let mut settings = given.clone();
+        settings.max_new_tokens = self.max_tokens.unwrap_or(most).min(most);
+        settings.min_new_tokens = settings.min_new_tokens.min(settings.max_new_tokens);
+        settings.stop.extend(self.stop.iter().filter(|stop| !given.stop.contains(stop)).cloned());
+        settings.validate().map_err(|error| self.invalid(&error))?;
+        Ok(settings)
+    }
+
     fn invalid(&self, error: &SettingError) -> Problem {
         let field = match error.key {
             "max_new_tokens" => self.max_field,

@@ -10,11 +10,45 @@ use super::service::Place;
 use crate::problem::Problem;
 use crate::reply::{Finish, Reply, Update};
 use crate::running::Running;
+use crate::session::CallReader;
 use crate::wire::{Frames, Head, Wire};
+
+/// Origin of an answer.
+pub(super) enum Source {
+    /// A completion of its own, which is cancelled when this is dropped.
+    Completion(Box<Running>),
+    /// A call of a session.
+    Call(CallReader),
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Update, Problem> {
+        match self {
+            Self::Completion(running) => running.next().await,
+            Self::Call(reader) => reader.next().await,
+        }
+    }
+
+    /// Tokens of the prompt and sampled tokens.
+    fn tokens(&self) -> (usize, usize) {
+        match self {
+            Self::Completion(running) => (running.prompt_tokens(), running.sampled_tokens()),
+            Self::Call(reader) => reader.tokens(),
+        }
+    }
+
+    /// Notes that a client receives a part of the answer.
+    fn delivered(&self) {
+        match self {
+            Self::Completion(_) => {}
+            Self::Call(reader) => reader.delivered(),
+        }
+    }
+}
 
 /// A completion and the form of its answer.
 pub(super) struct Answering {
-    pub(super) running: Running,
+    pub(super) source: Source,
     pub(super) wire: Box<dyn Wire>,
     pub(super) head: Head,
     pub(super) keep_alive: std::time::Duration,
@@ -39,7 +73,9 @@ impl Answering {
         }
         self.logged.status(200);
         self.logged.end(outcome(&reply.finish));
-        Ok(self.wire.whole(&self.head, &reply))
+        let mut body = self.wire.whole(&self.head, &reply);
+        self.head.annotate(&mut body);
+        Ok(body)
     }
 
     /// Waits for the first update, so that an early failure is an answer with its status, and begins the stream.
@@ -62,8 +98,10 @@ impl Answering {
     }
 
     async fn next(&mut self) -> Result<Update, Problem> {
-        let update = self.running.next().await;
-        self.logged.tokens(self.running.prompt_tokens(), self.running.sampled_tokens());
+        let update = self.source.next().await;
+        let (prompt, sampled) = self.source.tokens();
+        self.head.prompt_tokens = prompt;
+        self.logged.tokens(prompt, sampled);
         update
     }
 }
@@ -99,7 +137,8 @@ impl Streaming {
 
     /// Adds the frames of an update.
     fn send(mut self, update: Update, mut frames: Frames) -> (Bytes, NextStep) {
-        let Answering { wire, head, .. } = &mut self.answering;
+        let Answering { wire, head, source, .. } = &mut self.answering;
+        source.delivered();
         wire.update(head, &update, &mut frames);
         if !self.reply.add(update) {
             return self.following(frames);

@@ -54,7 +54,7 @@ pub(crate) struct Usage {
 }
 
 /// What has been added to an answer.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Update {
     pub(crate) parts: Vec<Part>,
     /// Empty unless the request asks for log-probabilities.

@@ -55,6 +55,7 @@ impl Chat {
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
+        head.annotate(&mut chunk);
         chunk
     }
 

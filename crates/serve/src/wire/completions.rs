@@ -105,7 +105,9 @@ impl Wire for Completions {
         }
         let logprobs = self.logprobs(&update.scored, self.offset);
         self.offset += update.scored.iter().map(|token| token.text.chars().count()).sum::<usize>();
-        frames.data(&Self::body(head, &Self::choice(&text, &logprobs, None)));
+        let mut body = Self::body(head, &Self::choice(&text, &logprobs, None));
+        head.annotate(&mut body);
+        frames.data(&body);
     }
 
     fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {

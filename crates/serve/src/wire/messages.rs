@@ -108,19 +108,18 @@ impl Wire for Messages {
     }
 
     fn begin(&mut self, head: &Head, frames: &mut Frames) {
-        frames.event(&json!({
-            "type": "message_start",
-            "message": {
-                "id": format!("msg_{}", head.id),
-                "type": "message",
-                "role": "assistant",
-                "model": head.model,
-                "content": [],
-                "stop_reason": null,
-                "stop_sequence": null,
-                "usage": {"input_tokens": head.prompt_tokens, "output_tokens": 0},
-            },
-        }));
+        let mut message = json!({
+            "id": format!("msg_{}", head.id),
+            "type": "message",
+            "role": "assistant",
+            "model": head.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": {"input_tokens": head.prompt_tokens, "output_tokens": 0},
+        });
+        head.annotate(&mut message);
+        frames.event(&json!({"type": "message_start", "message": message}));
     }
 
     fn update(&mut self, _: &Head, update: &Update, frames: &mut Frames) {

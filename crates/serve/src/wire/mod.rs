@@ -29,6 +29,17 @@ pub(crate) struct Head {
     pub(crate) model: String,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: usize,
+    /// Temperature of a session that has overridden the request's.
+    pub(crate) overridden: Option<f32>,
+}
+
+impl Head {
+    /// Adds to the object of an answer what has been overridden.
+    pub(crate) fn annotate(&self, object: &mut Value) {
+        if let Some(temperature) = self.overridden {
+            object["rloom"] = json!({ "temperature": temperature });
+        }
+    }
 }
 
 /// Form of an answer.

@@ -81,6 +81,10 @@ impl Responses {
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
+        if let Some(temperature) = head.overridden {
+            response["temperature"] = json!(temperature);
+        }
+        head.annotate(&mut response);
         response
     }
 
