@@ -25,7 +25,9 @@ pub enum AgentError {
         message: String,
     },
     /// Agents that lease outside of a run have no file with the key.
-    #[error("agents that lease episodes outside of a run need their key in the environment variable {variable}")]
+    #[error(
+        "agents that lease episodes outside of a run need their key in the environment variable {variable}"
+    )]
     NoLeaseKey {
         /// The variable.
         variable: &'static str,
@@ -80,9 +82,7 @@ pub enum AgentError {
         output: Output,
     },
     /// The agent ended without a reward, and the recipe's reward has the component `environment`.
-    #[error(
-        "the agent ended without reporting a reward, which the component `environment` adds up{output}"
-    )]
+    #[error("the agent ended without reporting a reward, which the component `environment` adds up{output}")]
     NoReward {
         /// Its output.
         output: Output,

@@ -49,7 +49,8 @@ impl Logs {
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         found.sort();
-        let (failed, others) = found.into_iter().map(|(_, path)| path).partition(|path: &PathBuf| is_failed(path));
+        let (failed, others) =
+            found.into_iter().map(|(_, path)| path).partition(|path: &PathBuf| is_failed(path));
         Self { folder, keep, failed: Mutex::new(failed), others: Mutex::new(others) }
     }
 

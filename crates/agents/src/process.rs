@@ -58,7 +58,7 @@ impl Group {
     /// Waits for the leader, kills what it has left behind and reaps it.
     fn wait(&self, mut child: Child) -> io::Result<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        while waitid(WaitId::Pid(self.leader), options) == Err(rustix::io::Errno::INTR) {}
+        while matches!(waitid(WaitId::Pid(self.leader), options), Err(rustix::io::Errno::INTR)) {}
         let mut is_reaped = self.is_reaped();
         let _ = kill_process_group(self.leader, Signal::KILL);
         self.guard().remove(child.id());
@@ -71,7 +71,9 @@ impl Group {
 impl AgentProcess {
     /// Starts a program. Its output goes to `log`.
     pub(crate) fn start(launch: &Launch<'_>, guard: &Arc<Mutex<Guard>>, log: Log) -> io::Result<Self> {
-        let [program, arguments @ ..] = launch.command else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let [program, arguments @ ..] = launch.command else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
         let (output, writer) = io::pipe()?;
         let mut command = Command::new(program);
         command.args(arguments).envs(&launch.environment).process_group(0);

@@ -132,7 +132,8 @@ impl AgentRunner {
             cwd: self.settings.cwd.as_deref(),
             environment: self.variables(episode.task, &session)?,
         };
-        let log = self.logs.as_ref().map_or_else(Log::default, |logs| logs.begin(&log_name(episode.key, attempt)));
+        let log =
+            self.logs.as_ref().map_or_else(Log::default, |logs| logs.begin(&log_name(episode.key, attempt)));
         let output = log.output();
         let mut process = AgentProcess::start(&launch, self.server.guard(), log).map_err(|error| {
             let program = self.settings.command.first().cloned().unwrap_or_default();
@@ -170,7 +171,11 @@ impl AgentRunner {
     }
 
     /// Offers the episode to agents that lease, and waits for its end.
-    async fn leased(&self, episode: &HostedEpisode<'_>, watch: &Watch) -> Result<Vec<Trajectory>, AgentError> {
+    async fn leased(
+        &self,
+        episode: &HostedEpisode<'_>,
+        watch: &Watch,
+    ) -> Result<Vec<Trajectory>, AgentError> {
         loop {
             watch.enter(Phase::Offered);
             let grant = self.server.offers().offer().await.ok_or(AgentError::ServerEnded)?;

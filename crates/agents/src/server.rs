@@ -11,7 +11,8 @@ use std::time::Duration;
 use rloom_env::AgentEnvironment;
 use rloom_function::Guard;
 use rloom_serve::{
-    ApiKey, Extension, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, Sessions, Stopper, listen,
+    ApiKey, Extension, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, Sessions, Stopper,
+    listen,
 };
 use serde_json::{Value, json};
 
@@ -65,7 +66,8 @@ impl AgentServer {
         let (offers, mut lease_file) = (Arc::<Offers>::default(), None);
         let address = listener.local_addr().map_err(failed)?;
         let requests = settings.concurrency as usize * 4;
-        let limits = ServeSettings { max_requests: requests, max_connections: requests, ..ServeSettings::default() };
+        let limits =
+            ServeSettings { max_requests: requests, max_connections: requests, ..ServeSettings::default() };
         let mut server = Server::for_sessions(listener, sessions.clone(), limits, |_| {});
         if settings.lease {
             let key = lease_key()?;

@@ -44,8 +44,7 @@ pub struct HostedEpisode<'a> {
     pub priority: u64,
 }
 
-type Generate =
-    dyn Fn(GenerateRequest) -> BoxFuture<'static, Result<Generation, RolloutError>> + Send + Sync;
+type Generate = dyn Fn(GenerateRequest) -> BoxFuture<'static, Result<Generation, RolloutError>> + Send + Sync;
 
 /// Samples completions for an episode. A request waits for a place in the engine, and continues after weight updates and lost
 /// workers, so that its tokens may be of several versions.

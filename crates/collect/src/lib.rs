@@ -6,6 +6,7 @@
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
 //! prompts of a run before it starts.
 
+mod agent_policies;
 mod bounded;
 mod completion;
 mod concurrency;
@@ -22,8 +23,10 @@ mod prompts;
 mod recorded;
 mod stopping;
 mod transcript;
+mod turns;
 mod waits;
 
+pub use agent_policies::AgentPolicies;
 pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use domain_metrics::domain_metrics;

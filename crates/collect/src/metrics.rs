@@ -28,6 +28,8 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
             metrics.insert(format!("{}{name}", metric::REWARD_PREFIX), mean);
         }
     }
+    metrics.extend(means(metric::AGENT_REWARD_PREFIX, episodes.iter().flat_map(|e| &e.rewards.agents)));
+    metrics.extend(means(metric::ENVIRONMENT_PREFIX, episodes.iter().flat_map(|e| &e.rewards.metrics)));
     let lengths: Vec<f64> = episodes.iter().map(|e| e.policy_tokens() as f64).collect();
     if let Some((mean, _)) = mean_and_std(&lengths) {
         metrics.insert(metric::MEAN_LENGTH.into(), mean);
@@ -42,6 +44,16 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
     }
     metrics.extend(staleness(&episodes, version));
     metrics
+}
+
+/// Means of named numbers.
+fn means<'a>(prefix: &str, numbers: impl Iterator<Item = (&'a String, &'a f64)>) -> Metrics {
+    let mut named: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (name, &value) in numbers {
+        named.entry(name).or_default().push(value);
+    }
+    let mean = |(name, values): (&str, Vec<f64>)| Some((format!("{prefix}{name}"), mean_and_std(&values)?.0));
+    named.into_iter().filter_map(mean).collect()
 }
 
 /// Returns the age of the policy tokens of a batch that is trained from `version`. Counts tokens: an episode sampled by
@@ -184,6 +196,7 @@ mod tests {
         }
         Trajectory {
             key: SampleKey::default(),
+            agent: None,
             tokens: vec![0; end],
             spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..end)],
             logprobs: vec![0.0; end - 1],

@@ -56,6 +56,10 @@ metrics! {
     REWARD_STD = "reward_std", "";
     /// Mean of a named reward component. The component's name follows.
     REWARD_PREFIX = prefix "reward/", "";
+    /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
+    AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
+    /// Mean over episodes of a number that the environment reports. The name follows.
+    ENVIRONMENT_PREFIX = prefix "environment/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
     /// Failures of reward components in the stage so far, by what failed: `infrastructure`, `task` or `component` follows.

@@ -127,6 +127,7 @@ fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Ep
         .zip(0..)
         .map(|(tokens, segment)| Trajectory {
             key: SampleKey { ticket: Ticket(0), sample: tokens[0], segment },
+            agent: None,
             tokens: [&[0], *tokens].concat(),
             spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..tokens.len() + 1)],
             logprobs: tokens.iter().map(|&t| -(t as f32) / 64.0).collect(),

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    AgentHost, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule, RecordedSource,
+    AgentHost, AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
+    GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::{EvalSettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::{Environment, EnvironmentSettings};
+use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -117,7 +117,7 @@ impl RunInputs {
         &self,
         engine: &Arc<BoundedEngine<R>>,
         (name, data): (&str, &DataSettings),
-        (settings, environment): (&EnvironmentSettings, Arc<dyn Environment>),
+        (environment, world): (&EnvironmentSettings, Arc<dyn World>),
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
@@ -128,15 +128,15 @@ impl RunInputs {
         scorer.open_models(self.judges.as_ref())?;
         let tokenizer = self.tokenizer_of(data);
         let runner = |agent| self.agents.runner(self, agent, name, data, &tokenizer, reward).map(Arc::new);
-        let runner = settings.agent().map(runner).transpose()?;
+        let runner = environment.agent().map(runner).transpose()?;
         let mut settings = EpisodeSettings {
-            environment: runner.clone().map_or(environment, |runner| runner),
+            world: runner.clone().map_or(world, |runner| Arc::new(Solo::new(runner))),
             host: runner.map(|runner| runner as Arc<dyn AgentHost>),
             tokenizer,
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
-            policy: self.policy,
+            policies: AgentPolicies::all(self.policy),
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
@@ -187,11 +187,11 @@ impl RunInputs {
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
-        let environment = stage.environment.environment(timeout, host_of("environment"))?;
+        let world = stage.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
             (&stage.name, &stage.data),
-            (&stage.environment, environment),
+            (&stage.environment, world),
             &rollout.reward,
             &rollout.engine,
             index,
@@ -238,11 +238,11 @@ impl RunInputs {
         let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
-        let environment = eval.environment.environment(timeout, host_of("environment"))?;
+        let world = eval.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
             (&prefix.trim().replace(' ', "-"), &eval.data),
-            (&eval.environment, environment),
+            (&eval.environment, world),
             &eval.reward,
             &eval.rollout,
             u32::MAX,

@@ -48,7 +48,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let reported = runner.episodes().scorer().take_metrics();
             let named = |(name, value)| (format!("{}{name}", metric::FUNCTION_PREFIX), value);
             metrics.extend(reported.into_iter().map(named));
-            metrics.extend(runner.episodes().environment_of_policy().take_metrics());
+            metrics.extend(runner.episodes().world().take_metrics());
         }
         self.reporter.emit(Event::Step { metrics });
         let times = self.weights.engine().and_then(|engine| engine.take_request_times());

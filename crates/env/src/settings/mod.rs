@@ -25,7 +25,7 @@ use crate::games::{
 };
 use crate::history::Remembering;
 use crate::single_turn::NoKeys;
-use crate::{Environment, GuessSettings, ToolsEnvironment};
+use crate::{Environment, GuessSettings, Solo, ToolsEnvironment, World};
 
 table::environments! {
     /// One completion per prompt. The default.
@@ -175,5 +175,14 @@ impl EnvironmentSettings {
             Some(history) => Remembering::wrap(environment, history),
             None => environment,
         })
+    }
+
+    /// Creates the environment as a world, as [`environment`](Self::environment) does.
+    pub fn world(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn World>, EnvironmentUnusable> {
+        Ok(Arc::new(Solo::new(self.environment(timeout, host)?)))
     }
 }

@@ -16,3 +16,4 @@ mod settings;
 mod support;
 mod tools;
 mod unrendered;
+mod worlds;

@@ -83,7 +83,10 @@ fn a_run_trains_on_what_its_agents_sampled() {
     let metrics = metrics(&config);
     assert_eq!(metrics.len(), 2);
     for step in metrics {
-        assert_eq!((step["agents/episodes"], step["agents/calls"], step["agents/segments"]), (12.0, 2.0, 1.0));
+        assert_eq!(
+            (step["agents/episodes"], step["agents/calls"], step["agents/segments"]),
+            (12.0, 2.0, 1.0)
+        );
         assert_eq!((step["agents/failed"], step["agents/reward/reward"]), (0.0, step["reward"]));
     }
     let trained = rollouts(&config, 2);
@@ -118,7 +121,8 @@ fn an_agent_without_a_reward_is_judged_by_the_recipe() {
     let folder = tempfile::tempdir().unwrap();
     let rewards = "reward.components=[{kind='exact'},{kind='random'}]";
     train(&config(&folder.path().join("judged"), command!("silent"), &[rewards])).unwrap();
-    let own = config(&folder.path().join("own"), concat!(command!("silent"), ",attempts=1"), &["eval.every=0"]);
+    let own =
+        config(&folder.path().join("own"), concat!(command!("silent"), ",attempts=1"), &["eval.every=0"]);
     let message = train(&own).unwrap_err().to_string();
     assert!(message.contains("without reporting a reward"), "{message}");
 }
