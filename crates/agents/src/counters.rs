@@ -63,18 +63,18 @@ impl Counters {
         let Numbers { episodes, calls, segments, seconds, failed, expired, rewards } =
             std::mem::take(&mut *self.numbers());
         let mut metrics = BTreeMap::from([
-            (metric::AGENT_EPISODES.to_owned(), episodes as f64),
-            (metric::AGENT_FAILED.to_owned(), failed as f64),
-            (metric::AGENT_EXPIRED.to_owned(), expired as f64),
+            (metric::SESSION_EPISODES.to_owned(), episodes as f64),
+            (metric::SESSION_FAILED.to_owned(), failed as f64),
+            (metric::SESSION_EXPIRED.to_owned(), expired as f64),
         ]);
         if episodes > 0 {
             let mean = |sum: f64| sum / episodes as f64;
-            metrics.insert(metric::AGENT_CALLS.to_owned(), mean(calls as f64));
-            metrics.insert(metric::AGENT_SEGMENTS.to_owned(), mean(segments as f64));
-            metrics.insert(metric::AGENT_SECONDS.to_owned(), mean(seconds));
+            metrics.insert(metric::SESSION_CALLS.to_owned(), mean(calls as f64));
+            metrics.insert(metric::SESSION_SEGMENTS.to_owned(), mean(segments as f64));
+            metrics.insert(metric::SESSION_SECONDS.to_owned(), mean(seconds));
         }
         for (name, (sum, episodes)) in rewards {
-            metrics.insert(format!("{}{name}", metric::AGENT_REWARD_PREFIX), sum / episodes as f64);
+            metrics.insert(format!("{}{name}", metric::SESSION_REWARD_PREFIX), sum / episodes as f64);
         }
         metrics
     }

@@ -79,19 +79,19 @@ metrics! {
     /// Calls of tools over a limit since the last step.
     TOOL_REFUSED = "tools/refused", "calls";
     /// Episodes that agents outside of the program completed since the last step.
-    AGENT_EPISODES = "agents/episodes", "episodes";
+    SESSION_EPISODES = "sessions/episodes", "episodes";
     /// Mean number of calls of the policy in these episodes.
-    AGENT_CALLS = "agents/calls", "calls";
+    SESSION_CALLS = "sessions/calls", "calls";
     /// Mean number of segments of these episodes: branches of their conversations.
-    AGENT_SEGMENTS = "agents/segments", "segments";
+    SESSION_SEGMENTS = "sessions/segments", "segments";
     /// Mean duration of these episodes.
-    AGENT_SECONDS = "time/agent", "seconds";
+    SESSION_SECONDS = "time/session", "seconds";
     /// Attempts of agents that failed since the last step.
-    AGENT_FAILED = "agents/failed", "attempts";
+    SESSION_FAILED = "sessions/failed", "attempts";
     /// Leases that ended without a result since the last step.
-    AGENT_EXPIRED = "agents/expired", "leases";
+    SESSION_EXPIRED = "sessions/expired", "leases";
     /// Mean of a reward that agents reported, over the episodes that have it, since the last step. Its name follows.
-    AGENT_REWARD_PREFIX = prefix "agents/reward/", "";
+    SESSION_REWARD_PREFIX = prefix "sessions/reward/", "";
     /// Mean of a number that a reward function reported since the last step. The name follows.
     FUNCTION_PREFIX = prefix "function/", "";
     /// Fraction of the groups of the batch that are of a domain. Reported, like all metrics of domains, if the data has

@@ -269,7 +269,7 @@ fn check_events(kind: &Kind, config: &Config) {
         }
         if kind.name == AGENTS {
             // Counts episodes that are played in this attempt.
-            timed.push("agents/");
+            timed.push("sessions/");
         }
         let is_timeless = |name: &str| !timed.iter().any(|t| name.starts_with(t));
         let metrics: Metrics = metrics.into_iter().filter(|(name, _)| is_timeless(name)).collect();

@@ -84,10 +84,10 @@ fn a_run_trains_on_what_its_agents_sampled() {
     assert_eq!(metrics.len(), 2);
     for step in metrics {
         assert_eq!(
-            (step["agents/episodes"], step["agents/calls"], step["agents/segments"]),
+            (step["sessions/episodes"], step["sessions/calls"], step["sessions/segments"]),
             (12.0, 2.0, 1.0)
         );
-        assert_eq!((step["agents/failed"], step["agents/reward/reward"]), (0.0, step["reward"]));
+        assert_eq!((step["sessions/failed"], step["sessions/reward/reward"]), (0.0, step["reward"]));
     }
     let trained = rollouts(&config, 2);
     assert_eq!(trained.len(), 12);
