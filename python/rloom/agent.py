@@ -19,6 +19,7 @@ At the end of the block the episode is finished; an exception makes it a failed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -27,7 +28,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["LeaseError", "Session", "session", "sessions"]
 
@@ -73,7 +77,9 @@ class Session:
         self._finish_url: str = lease["finish_url"]
         self._is_over = False
 
-    def reward(self, value: float, name: str = "reward", *, call: str | None = None, agent: str | None = None) -> None:
+    def reward(
+        self, value: float, name: str = "reward", *, call: str | None = None, agent: str | None = None
+    ) -> None:
         """Reports a reward: of the episode, or with the `id` of an answer of the call that it answers.
 
         The rewards of an episode are added up.
@@ -90,10 +96,12 @@ class Session:
         if self._is_over:
             return
         self._is_over = True
-        status = {"status": "finished"} if failure is None else {"status": "failed", "message": failure[:1000]}
+        status = (
+            {"status": "finished"} if failure is None else {"status": "failed", "message": failure[:1000]}
+        )
         _post(self._finish_url, status, self.api_key)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -102,10 +110,9 @@ class Session:
         if error is None:
             self.finish()
             return
-        try:
+        # Without a server the run has ended, or misses the end of the session in time.
+        with contextlib.suppress(OSError):
             self.finish(f"{type(error).__name__}: {error}")
-        except OSError:
-            pass  # The run does not hear of the failure; the session's end tells it.
 
 
 def session(lease: str | os.PathLike[str] | None = None) -> Session:

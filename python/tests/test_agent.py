@@ -103,17 +103,19 @@ def test_a_started_program_has_one_episode(server: Server, monkeypatch: pytest.M
     ]
 
 
-def test_episodes_are_leased_until_the_run_ends(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_are_leased_until_the_run_ends(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(agent, "_GONE", 0.1)
     monkeypatch.delenv("RLOOM_TASK", raising=False)
-    server.tasks = ["a", None, "b"]
+    server.tasks = [{"prompt": "a"}, None, {"prompt": "b"}]
     path = lease_file(tmp_path, server)
     seen = []
     for s in rloom.sessions(path):
         with s:
-            seen.append(s.task)
+            seen.append(s.task["prompt"])
             s.reward(1.0)
-        if s.task == "b":
+        if s.task["prompt"] == "b":
             path.unlink()
     assert seen == ["a", "b"]
     assert [name for name, _ in server.reports] == ["reward", "finish"] * 2
@@ -131,8 +133,8 @@ def test_a_wrong_key_is_an_error(server: Server, tmp_path: Path, monkeypatch: py
     with pytest.raises(rloom.LeaseError, match="status 401"):
         rloom.session(path)
     monkeypatch.setenv("RLOOM_LEASE_KEY", KEY)
-    server.tasks = ["a"]
-    assert rloom.session(path).task == "a"
+    server.tasks = [{"prompt": "a"}]
+    assert rloom.session(path).task == {"prompt": "a"}
 
 
 def test_without_a_run_there_is_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
