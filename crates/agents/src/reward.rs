@@ -41,6 +41,7 @@ mod tests {
             versions: Vec::new(),
             stop: StopReason::StopToken,
             attachments: Vec::new(),
+            agent: None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_core::{Failure, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{Failure, Purpose, RandomKey, Rewards, SampleKey, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{AgentId, AgentSegments, EnvError, FinishedEpisode, Outcome, Playthrough, World};
 use rloom_reward::{CurrentComponent, Judged, Scorer};
