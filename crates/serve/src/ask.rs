@@ -15,15 +15,18 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 
 /// What is to be completed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Input {
     Conversation(Conversation),
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// A request for one completion.
-#[derive(Debug)]
+/// Most completions of a request.
+const MAX_CHOICES: u64 = 128;
+
+/// A request for completions.
+#[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) input: Input,
     /// Field of the input, for errors.
@@ -32,10 +35,21 @@ pub(crate) struct Ask {
     pub(crate) stream: bool,
     /// Report the log-probabilities of the sampled tokens.
     pub(crate) logprobs: bool,
+    /// Completions, each sampled on its own.
+    pub(crate) choices: u32,
+}
+
+/// Reads the number of completions.
+pub(crate) fn choices(fields: &mut Fields) -> Result<u32, Problem> {
+    match fields.integer("n")? {
+        None => Ok(1),
+        Some(n @ 1..=MAX_CHOICES) => Ok(n as u32),
+        Some(_) => Err(fields.problem("n", format!("must be an integer from 1 to {MAX_CHOICES}"))),
+    }
 }
 
 /// Sampling settings of a request; the model's apply where they are absent.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Overrides {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,

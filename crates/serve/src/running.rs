@@ -37,14 +37,14 @@ enum Attempts {
 }
 
 impl Prepared {
-    /// Tokenises a request and checks its settings. May take long.
+    /// Tokenises a request and checks its settings; returns its completions. May take long.
     pub(crate) fn new(
         model: &Arc<ServedModel>,
         ask: Ask,
         number: u64,
-        id: String,
+        id: &str,
         timeout: Duration,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Vec<Self>, Problem> {
         let prompt = Prompt::of(model, &ask)?;
         let room = room(model, prompt.tokens.len(), ask.input_field)?;
         let sampling = ask.sampling.resolve(model, room)?;
@@ -56,14 +56,21 @@ impl Prepared {
             Input::Conversation(conversation) => Some(conversation.tools),
             Input::Text(_) | Input::Tokens(_) => None,
         };
-        let reader = Reader::new(model, tools, sampling.stop.clone(), prompt.reasons, id)
-            .map_err(|error| failed(&error))?;
-        let request = GenerateRequest {
-            stop_tokens: Arc::clone(&model.stop_tokens),
-            timeout: Some(timeout),
-            ..GenerateRequest::new(key, prompt.tokens, sampling)
-        };
-        Ok(Self { request, reader, logprobs: ask.logprobs, attempts: Attempts::Continued })
+        (0..ask.choices)
+            .map(|choice| {
+                let (tools, stop) = (tools.clone(), sampling.stop.clone());
+                let reader = Reader::new(model, tools, stop, prompt.reasons, choice_id(id, choice))
+                    .map_err(|error| failed(&error))?;
+                let key = RandomKey { sample: choice, ..key };
+                let request = GenerateRequest {
+                    stop_tokens: Arc::clone(&model.stop_tokens),
+                    timeout: Some(timeout),
+                    group: (ask.choices > 1).then_some(number),
+                    ..GenerateRequest::new(key, Arc::clone(&prompt.tokens), sampling.clone())
+                };
+                Ok(Self { request, reader, logprobs: ask.logprobs, attempts: Attempts::Continued })
+            })
+            .collect()
     }
 
     /// A request of a session. `streams`: tokens are read while they are sampled.
@@ -75,6 +82,11 @@ impl Prepared {
     ) -> Self {
         Self { request, reader, logprobs, attempts: Attempts::Whole { streams } }
     }
+}
+
+/// Unique part of the identifiers of one reply of an answer.
+pub(crate) fn choice_id(id: &str, choice: u32) -> String {
+    if choice == 0 { id.to_owned() } else { format!("{id}c{choice}") }
 }
 
 /// A submitted request. Dropping it cancels the completion.

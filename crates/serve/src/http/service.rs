@@ -12,7 +12,7 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::answer::{Answering, Source};
+use super::answer::{Answering, Replies, Source};
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
 use super::extension::Extension;
@@ -25,9 +25,9 @@ use crate::ask::Ask;
 use crate::model::ServedModel;
 use crate::problem::{self, Problem, ProblemKind, Vendor};
 use crate::prompt::Prompt;
-use crate::running::{Prepared, Running};
+use crate::running::{Prepared, Running, choice_id};
 use crate::sampler::Sampler;
-use crate::session::{Entered, NewCall, Session, Sessions, request_digest};
+use crate::session::{Entered, Session, Sessions, choice_digest, request_digest};
 use crate::settings::ServeSettings;
 use crate::wire::{self, Chat, Completions, Head, Messages, Responses, Wire};
 
@@ -268,12 +268,19 @@ impl Service {
             }
         })
         .await;
-        let (Begun { source, wire, head, stream }, place) = match prepared {
+        let (Begun { sources, wire, head, stream }, place) = match prepared {
             Ok(prepared) => prepared,
             Err(problem) => return refused(&problem, vendor, logged),
         };
         let keep_alive = self.settings.keep_alive;
-        let answering = Answering { source, wire, head, keep_alive, logged, _place: place };
+        let answering = Answering {
+            replies: Replies::new(sources, stream),
+            wire,
+            head,
+            keep_alive,
+            logged,
+            _place: place,
+        };
         let mut response = if stream {
             match answering.stream().await {
                 Ok(first) => events(AnswerBody::Stream(Some(first))),
@@ -303,9 +310,9 @@ struct Completing {
     repeats: bool,
 }
 
-/// A completion that has begun.
+/// Completions that have begun.
 struct Begun {
-    source: Source,
+    sources: Vec<Source>,
     wire: Box<dyn Wire>,
     head: Head,
     stream: bool,
@@ -320,10 +327,9 @@ fn complete_plain(
     timeout: Duration,
 ) -> Result<Begun, Problem> {
     let stream = ask.stream;
-    let prepared = Prepared::new(model, ask, number, head.id.clone(), timeout)?;
-    let running = Running::start(Arc::clone(sampler), prepared);
-    let head = Head { prompt_tokens: running.prompt_tokens(), ..head };
-    Ok(Begun { source: Source::Completion(Box::new(running)), wire, head, stream })
+    let prepared = Prepared::new(model, ask, number, &head.id, timeout)?;
+    let start = |prepared| Source::Completion(Box::new(Running::start(Arc::clone(sampler), prepared)));
+    Ok(Begun { sources: prepared.into_iter().map(start).collect(), wire, head, stream })
 }
 
 /// Enters a call into its session, and starts it unless it is a repetition.
@@ -338,16 +344,24 @@ fn complete_call(
     let stream = ask.stream;
     let given = ask.sampling.temperature;
     let overridden = Some(session.temperature()).filter(|own| given.is_some_and(|given| given != *own));
-    let reader = match session.enter(digest, repeats, head.id, head.created)? {
-        Entered::Known(reader) => reader,
-        Entered::New(reader, new) => {
-            NewCall::start(new, ask, timeout)?;
-            reader
-        }
-    };
-    let (id, created) = (reader.call.id.clone(), reader.call.created);
-    let head = Head { id, created, prompt_tokens: reader.tokens().0, overridden, ..head };
-    Ok(Begun { source: Source::Call(reader), wire, head, stream })
+    let mut sources = Vec::new();
+    let mut origin = None;
+    for choice in 0..ask.choices {
+        let digest = choice_digest(digest, choice);
+        let reader = match session.enter(digest, repeats, choice_id(&head.id, choice), head.created)? {
+            Entered::Known(reader) => reader,
+            Entered::New(reader, new) => {
+                new.start(ask.clone(), timeout)?;
+                reader
+            }
+        };
+        // A repetition has the identifier of the first answer.
+        origin.get_or_insert_with(|| (reader.call.id.clone(), reader.call.created));
+        sources.push(Source::Call(reader));
+    }
+    let (id, created) = origin.unwrap_or((head.id, head.created));
+    let head = Head { id, created, model: head.model, prompt_tokens: 0, overridden };
+    Ok(Begun { sources, wire, head, stream })
 }
 
 /// True if a client says that it repeats a request.

@@ -28,6 +28,11 @@ pub(crate) fn request_digest(route: &str, body: &[u8]) -> Digest {
     digest_of([route.as_bytes(), body])
 }
 
+/// The digest of one of the replies that a request asks for.
+pub(crate) fn choice_digest(request: Digest, choice: u32) -> Digest {
+    digest_of([request.as_slice(), &choice.to_le_bytes()])
+}
+
 /// A message that a session compares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Canonical {

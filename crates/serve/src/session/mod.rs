@@ -18,8 +18,8 @@ mod state;
 mod trie;
 
 pub(crate) use call::CallReader;
-pub(crate) use canonical::request_digest;
+pub(crate) use canonical::{choice_digest, request_digest};
 pub use open::{OpenSession, SessionEnd, SessionLimit, SessionReward, SessionSpec, SessionStatus};
 pub use registry::Sessions;
 pub use settings::SessionSettings;
-pub(crate) use state::{Entered, NewCall, Session};
+pub(crate) use state::{Entered, Session};

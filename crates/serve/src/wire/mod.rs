@@ -42,19 +42,22 @@ impl Head {
     }
 }
 
-/// Form of an answer.
+/// Form of an answer, which has one reply or several.
 pub(crate) trait Wire: Send {
     /// The body of a complete answer.
-    fn whole(&self, head: &Head, reply: &Reply) -> Value;
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value;
 
     /// Frames before the first update of a stream.
     fn begin(&mut self, head: &Head, frames: &mut Frames);
 
-    /// Frames of an update. `reply` contains it already.
-    fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames);
+    /// Frames of an update of the reply with this index.
+    fn update(&mut self, head: &Head, index: usize, update: &Update, frames: &mut Frames);
 
-    /// Frames after the last update.
-    fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames);
+    /// Frames after the last update of a reply.
+    fn end_reply(&mut self, head: &Head, index: usize, reply: &Reply, frames: &mut Frames);
+
+    /// Frames after the last update of all replies.
+    fn end(&mut self, head: &Head, replies: &[Reply], frames: &mut Frames);
 
     /// Frames of an error in a stream, which ends it.
     fn error(&mut self, problem: &Problem, frames: &mut Frames);

@@ -15,10 +15,10 @@ const REQUESTS: u64 = 2000;
 const MAX_BODY: usize = 20_000;
 
 /// A sequence of numbers (SplitMix64).
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    fn next(&mut self, below: usize) -> usize {
+    pub(crate) fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
         number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ impl Numbers {
         ((number ^ (number >> 31)) % below as u64) as usize
     }
 
-    fn one<T: Clone>(&mut self, of: &[T]) -> T {
+    pub(crate) fn one<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.next(of.len())].clone()
     }
 }
