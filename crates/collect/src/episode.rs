@@ -166,6 +166,11 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         self.settings.world.as_ref()
     }
 
+    /// The policies of the agents.
+    pub fn policies(&self) -> &AgentPolicies {
+        &self.settings.policies
+    }
+
     /// The rewards.
     pub fn scorer(&self) -> &Scorer {
         &self.settings.scorer
@@ -313,7 +318,8 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         let EpisodeSettings { world, policies, stop_tokens, .. } = &self.settings;
         let mut request =
             GenerateRequest::new(self.random(episode, segments.key()), segments.tokens(), sampling);
-        request.policy = policies.of(world.agents().get(agent));
+        let SampleKey { ticket, .. } = episode.key;
+        request.policy = policies.of(world.agents().get(agent), episode.purpose, ticket);
         request.attachments = segments.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);
         request.group = group;

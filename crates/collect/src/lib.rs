@@ -26,7 +26,7 @@ mod transcript;
 mod turns;
 mod waits;
 
-pub use agent_policies::AgentPolicies;
+pub use agent_policies::{AgentPolicies, Opponents};
 pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use domain_metrics::domain_metrics;

@@ -260,6 +260,9 @@ metrics! {
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
+    /// A metric of a further policy of the run. The name of the policy and that of the metric follow:
+    /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy.
+    POLICY_PREFIX = prefix "policy/", "";
 }
 
 /// Namespace of the metrics of the evaluation.

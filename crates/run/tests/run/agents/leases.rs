@@ -69,7 +69,10 @@ fn agents_lease_episodes_and_an_abandoned_lease_is_leased_again() {
     train(&config).unwrap();
     assert_eq!(agent.join().unwrap(), 1 + 12);
     let step = metrics(&config).remove(0);
-    assert_eq!((step["sessions/episodes"], step["sessions/expired"], step["sessions/failed"]), (12.0, 1.0, 1.0));
+    assert_eq!(
+        (step["sessions/episodes"], step["sessions/expired"], step["sessions/failed"]),
+        (12.0, 1.0, 1.0)
+    );
     assert!(lease_file(&run).is_none(), "the key is left behind");
     assert!(logs(&config, "rl").is_empty());
 }
