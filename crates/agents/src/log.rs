@@ -60,6 +60,8 @@ impl Logs {
             return Log::default();
         }
         let path = self.folder.join(format!("{name}{LOG}"));
+        // One of the same name, of an earlier evaluation, is replaced: it is not one to remove any more.
+        lock(&self.others).retain(|other| *other != path);
         let file = fs::create_dir_all(&self.folder).and_then(|()| File::create(&path)).ok();
         Log { path: file.is_some().then_some(path), file, output: Output::default() }
     }
@@ -200,14 +202,22 @@ mod tests {
             logs.end(&output, number % 2 == 1);
         }
         assert_eq!(names(&path), ["rl-2-0.log", "rl-3-0.failed.log", "rl-4-0.log", "rl-5-0.failed.log"]);
+        // A log that replaces another is not removed in its place.
+        let log = logs.begin("rl-2-0");
+        let output = log.output();
+        let other = logs.begin("rl-6-0").output();
+        logs.end(&other, false);
+        log.collect(&b"again"[..]);
+        logs.end(&output, false);
+        assert_eq!(names(&path), ["rl-2-0.log", "rl-3-0.failed.log", "rl-5-0.failed.log", "rl-6-0.log"]);
         // Those of an earlier attempt count.
         let logs = Logs::new(path.clone(), 2);
-        let log = logs.begin("rl-6-0");
+        let log = logs.begin("rl-7-0");
         let output = log.output();
         let flood = vec![b'x'; 3 << 20];
         log.collect(&flood[..]);
         let kept = logs.end(&output, false).unwrap_or_default();
-        assert_eq!(names(&path), ["rl-3-0.failed.log", "rl-4-0.log", "rl-5-0.failed.log", "rl-6-0.log"]);
+        assert_eq!(names(&path), ["rl-2-0.log", "rl-3-0.failed.log", "rl-5-0.failed.log", "rl-7-0.log"]);
         let text = fs::read_to_string(kept)?;
         assert!(text.len() < (1 << 20) + 100 && text.ends_with("\n[2097152 bytes more]\n"), "{}", text.len());
         Ok(())

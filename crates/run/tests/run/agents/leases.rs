@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::player::{converse, post};
-use super::{LONG, config, logs, metrics, train};
+use super::{EVAL_ALONE, LONG, config, logs, metrics, train};
 
 /// Reads the address and the key when the run has written them.
 fn lease_file(run: &Path) -> Option<(PathBuf, Value)> {
@@ -62,7 +62,7 @@ fn play(run: &Path) -> u64 {
 fn agents_lease_episodes_and_an_abandoned_lease_is_leased_again() {
     let folder = tempfile::tempdir().unwrap();
     let settings = "lease=true,lease_seconds=1,hide_answer=true,concurrency=12";
-    let config = config(folder.path(), settings, &["stage.rl.steps=1", "eval.every=0"]);
+    let config = config(folder.path(), settings, &["stage.rl.steps=1", EVAL_ALONE[0], EVAL_ALONE[1]]);
     let run = config.run_directory();
     let own = run.clone();
     let agent = std::thread::spawn(move || play(&own));
