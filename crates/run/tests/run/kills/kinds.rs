@@ -145,7 +145,7 @@ pub(super) const AGENTS: &str = "agents";
 pub(super) const SEGMENTS: &str = "episodes of several segments";
 
 /// An agent of the tests `agents`.
-const AGENT: &str = "environment={kind='agent',concurrency=4,command=['/proc/self/exe','--exact',\
+const AGENT: &str = "environment={kind='agent',concurrency=4,cwd='/',command=['/proc/self/exe','--exact',\
                      'agents::player::rewarded','--ignored','--nocapture']}";
 
 const SOURCES: &str = "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=2.0},\
