@@ -123,12 +123,7 @@ impl PythonPlays {
         Ok(Self { pool, max_turns, rewards_turns, earlier_reasoning, episodes: AtomicU64::new(0) })
     }
 
-    async fn begin(
-        &self,
-        task: &Task,
-        tokenizer: &Tokenizer,
-        random: RandomKey,
-    ) -> Result<Start, EnvError> {
+    async fn begin(&self, task: &Task, tokenizer: &Tokenizer, random: RandomKey) -> Result<Start, EnvError> {
         let name = format!("{}:{}", task.index, self.episodes.fetch_add(1, Ordering::Relaxed));
         let body = body(task, Draws::chance(random).seed());
         let (session, ask) = Session::begin(&self.pool, name, body.clone())

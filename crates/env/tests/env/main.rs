@@ -14,5 +14,6 @@ mod reasoning;
 mod segments;
 mod settings;
 mod support;
+mod tool_reasoning;
 mod tools;
 mod unrendered;

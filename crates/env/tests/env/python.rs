@@ -162,8 +162,7 @@ fn each_episode_of_a_group_has_a_seed_of_its_own() {
     let environment = environment(&folder, source);
     let seen = |sample| {
         let random = RandomKey { sample, ..random() };
-        let mut attempt =
-            wait(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random)).unwrap();
+        let mut attempt = wait(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random)).unwrap();
         let prompt = attempt.tokens().to_vec();
         wait(attempt.turn(turn(&tokens("1<|eos|>"), StopReason::StopToken))).unwrap();
         (prompt.clone(), attempt.tokens()[prompt.len()..].to_vec())
