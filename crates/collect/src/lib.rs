@@ -6,6 +6,7 @@
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
 //! prompts of a run before it starts.
 
+mod agent_policies;
 mod bounded;
 mod concurrency;
 mod demonstrations;
@@ -19,8 +20,10 @@ mod outcome;
 mod prompts;
 mod recorded;
 mod transcript;
+mod turns;
 mod waits;
 
+pub use agent_policies::{AgentPolicies, Opponents};
 pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use domain_metrics::domain_metrics;

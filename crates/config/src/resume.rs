@@ -117,6 +117,7 @@ impl SettingChange {
             return Ok(ChangeEffect::FromCheckpoint);
         }
         Err(match key.split('.').next().unwrap_or(key) {
+            "policies" => "the checkpoint has the weights and the optimizer state of the run's policies",
             "model" | "tokenizer" => "the checkpoint has the weights of the run's model",
             "run" if key == "run.seed" => "all random streams depend on it",
             "run" if key == "run.rollouts" => "the run is trained on these rollouts",

@@ -56,6 +56,10 @@ metrics! {
     REWARD_STD = "reward_std", "";
     /// Mean of a named reward component. The component's name follows.
     REWARD_PREFIX = prefix "reward/", "";
+    /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
+    AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
+    /// Mean over episodes of a number that the environment reports. The name follows.
+    ENVIRONMENT_PREFIX = prefix "environment/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
     /// Failures of reward components in the stage so far, by what failed: `infrastructure`, `task` or `component` follows.
@@ -242,6 +246,9 @@ metrics! {
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
+    /// A metric of a further policy of the run. The name of the policy and that of the metric follow:
+    /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy.
+    POLICY_PREFIX = prefix "policy/", "";
 }
 
 /// Namespace of the metrics of the evaluation.

@@ -62,8 +62,8 @@ impl Kind for PythonEnvironment {
         self.earlier_reasoning
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {

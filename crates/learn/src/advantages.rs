@@ -84,7 +84,7 @@ fn numbers_of<'a>(
             .last_values
             .get(places.end.wrapping_sub(1))
             .copied()
-            .filter(|_| is_truncated(episode)),
+            .filter(|_| episode.is_truncated()),
         components: episode.rewards.components.iter().map(|c| (c.weight, c.value())).collect(),
         steps: Vec::new(),
         given: Vec::new(),
@@ -150,17 +150,13 @@ pub(crate) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReaso
             role: e.role,
             ..EpisodeRewards::new(e.rewards.total(), e.policy_tokens())
         });
-        let truncated: Vec<bool> = episodes.clone().map(is_truncated).collect();
+        let truncated: Vec<bool> = episodes.clone().map(Episode::is_truncated).collect();
         let reasons = filters.masks(&GroupRewards { episodes: rewards.collect() }, &truncated);
         for (episode, reason) in episodes.zip(reasons).filter(|(e, _)| e.role == Role::Train) {
             out.extend(std::iter::repeat_n(reason, episode.segments.len()));
         }
     }
     out
-}
-
-fn is_truncated(episode: &Episode) -> bool {
-    episode.segments.last().is_some_and(|s| s.stop.is_truncated())
 }
 
 #[cfg(test)]
@@ -184,6 +180,7 @@ mod tests {
         ];
         let segment = Trajectory {
             key: SampleKey::default(),
+            agent: None,
             tokens: vec![1; 6],
             spans,
             logprobs: vec![-1.0; 3],

@@ -22,6 +22,9 @@ pub enum NotRepeatable {
         "the recorded tokens and log-probabilities are in `rollouts/`; `rloom inspect` shows them"
     ))]
     InexactEngine,
+    /// Several policies have sampled the run.
+    #[error("the run has several policies")]
+    SeveralPolicies,
 }
 
 /// Reason why a run or one of its commands failed.
@@ -425,6 +428,36 @@ pub enum RunError {
         /// Numeric path of this machine.
         numeric_path: String,
     },
+    /// An agent is played by a policy that the recipe does not describe.
+    #[error(
+        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which the run does not have"
+    )]
+    #[diagnostic(help("{hint}"))]
+    UnknownPolicy {
+        /// The environment.
+        environment: String,
+        /// The agent.
+        agent: String,
+        /// Its policy.
+        policy: String,
+        /// The nearest name, or all.
+        hint: String,
+    },
+    /// The model of a policy does not share the tokens of the run's model.
+    #[error("policy `{policy}` cannot use the model {model}: {what}")]
+    OtherTokens {
+        /// The policy.
+        policy: String,
+        /// Its model.
+        model: String,
+        /// The difference.
+        what: String,
+    },
+    /// Engines without further policies.
+    #[error(
+        "these engines have one policy; a further one with a model of its own needs those of this program"
+    )]
+    OnePolicy,
     /// A sample that cannot be generated again.
     #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]
     #[diagnostic(forward(reason))]

@@ -155,6 +155,10 @@ impl RecordedSample<'_> {
         rebuild: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Replay, RunError> {
+        if !config.policies.is_empty() {
+            let (ticket, sample) = (self.ticket, self.sample);
+            return Err(RunError::NotRepeatable { ticket, sample, reason: NotRepeatable::SeveralPolicies });
+        }
         let engine = engines.rollout(&self.rollout.engine)?;
         self.check_repeatable(engines, &engine)?;
         let wanted = self.versions();

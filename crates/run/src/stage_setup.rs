@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule, RecordedSource,
+    AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
+    GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
-use rloom_config::{EvalSettings, Stage, StageRollout, Start};
+use rloom_config::layered::suggest;
+use rloom_config::{EvalSettings, MAIN_POLICY, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::Environment;
+use rloom_env::World;
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -51,7 +52,7 @@ impl fmt::Debug for EpisodeHook {
 /// Inputs that all stages of a run share.
 #[derive(Debug, Clone)]
 pub struct RunInputs {
-    /// The policy that is trained.
+    /// The main policy, which is trained.
     pub policy: PolicyId,
     /// Seed of the run.
     pub seed: u64,
@@ -114,22 +115,23 @@ impl RunInputs {
         &self,
         engine: &Arc<BoundedEngine<R>>,
         data: &DataSettings,
-        environment: Arc<dyn Environment>,
+        world: Arc<dyn World>,
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
+        policies: &AgentPolicies,
         host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         scorer.place(&|component| host_of(&format!("reward {component}")));
         scorer.open_models(self.judges.as_ref())?;
         let mut settings = EpisodeSettings {
-            environment,
+            world,
             tokenizer: self.tokenizer_of(data),
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
-            policy: self.policy,
+            policies: policies.clone(),
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
@@ -138,6 +140,9 @@ impl RunInputs {
         };
         if let Some(EpisodeHook(adjust)) = &self.episode_hook {
             adjust(&mut settings);
+        }
+        if stage != u32::MAX {
+            known_policies(&settings)?;
         }
         Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
     }
@@ -148,6 +153,7 @@ impl RunInputs {
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<BoundedEngine<R>>>,
+        policies: &AgentPolicies,
         recorded: Option<&Path>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor, bool), RunError> {
@@ -180,14 +186,15 @@ impl RunInputs {
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
-        let environment = stage.environment.environment(timeout, host_of("environment"))?;
+        let world = stage.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
             &stage.data,
-            environment,
+            world,
             &rollout.reward,
             &rollout.engine,
             index,
+            policies,
             &host_of,
         )?;
         let settings = GroupSettings {
@@ -209,10 +216,11 @@ impl RunInputs {
         index: u32,
         eval: &EvalSettings,
         engine: &Arc<BoundedEngine<R>>,
+        policies: &AgentPolicies,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let of_set = |(name, eval): (Option<&str>, EvalSettings)| {
-            let evaluator = self.set_evaluator(index, &eval_prefix(name), &eval, engine, rows)?;
+            let evaluator = self.set_evaluator(index, &eval_prefix(name), &eval, engine, policies, rows)?;
             Ok((name.unwrap_or_default().to_owned(), evaluator))
         };
         let mut sets = eval.all_sets().map(of_set).collect::<Result<Vec<_>, RunError>>()?;
@@ -226,17 +234,42 @@ impl RunInputs {
         prefix: &str,
         eval: &EvalSettings,
         engine: &Arc<BoundedEngine<R>>,
+        policies: &AgentPolicies,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
-        let environment = eval.environment.environment(timeout, host_of("environment"))?;
-        let episodes =
-            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+        let world = eval.environment.world(timeout, host_of("environment"))?;
+        let episodes = self.episodes(
+            engine,
+            &eval.data,
+            world,
+            &eval.reward,
+            &eval.rollout,
+            u32::MAX,
+            policies,
+            &host_of,
+        )?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }
+}
+
+/// Checks that the policies which agents name are those of the run.
+fn known_policies(settings: &EpisodeSettings) -> Result<(), RunError> {
+    let EpisodeSettings { world, policies, .. } = settings;
+    let mut known = vec![MAIN_POLICY];
+    known.extend(policies.others.keys().chain(policies.leagues.keys()).map(String::as_str));
+    let Some(agent) = world.agents().iter().find(|agent| !known.contains(&agent.policy.as_str())) else {
+        return Ok(());
+    };
+    let hint = match suggest::nearest(&agent.policy, &known) {
+        Some(near) => format!("did you mean \"{near}\"?"),
+        None => format!("describe it in `[policies.{}]`; known are {}", agent.policy, suggest::list(&known)),
+    };
+    let (agent, policy) = (agent.name.clone(), agent.policy.clone());
+    Err(RunError::UnknownPolicy { environment: world.name().to_owned(), agent, policy, hint })
 }
 
 /// Most policy tokens of an episode, over all its turns.
@@ -270,6 +303,7 @@ pub(crate) fn batch_trainer(
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
+        main: None,
     })
 }
 

@@ -211,8 +211,8 @@ impl Kind for ToolsEnvironment {
         self.earlier_reasoning
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {

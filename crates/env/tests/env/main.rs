@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
+mod agents;
 mod attempts;
 mod conforming;
 mod conversations;
@@ -17,3 +18,4 @@ mod support;
 mod tool_reasoning;
 mod tools;
 mod unrendered;
+mod worlds;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rloom_config::Config;
 use rloom_core::{RandomKey, StopReason, Task};
-use rloom_env::{BoxFuture, EnvError, Environment, Interaction, Response, Start, Turn};
+use rloom_env::{Ack, AgentId, AgentSpec, Ask, BoxFuture, EnvError, Outcome, Play, Turn, World};
 use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{EpisodeHook, Policy, ResumeOptions, RunInputs, StopFlag, Summary, context, train_on};
@@ -142,49 +142,60 @@ impl Rule {
     }
 }
 
-/// An environment that holds back answers.
+/// A world that holds back answers.
 #[derive(Debug)]
 struct Held {
-    inner: Arc<dyn Environment>,
+    inner: Arc<dyn World>,
     rule: Rule,
 }
 
-impl Environment for Held {
+impl World for Held {
     fn name(&self) -> &str {
         self.inner.name()
     }
 
-    fn start<'a>(
+    fn agents(&self) -> &[AgentSpec] {
+        self.inner.agents()
+    }
+
+    fn begin<'a>(
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
         random: RandomKey,
-    ) -> BoxFuture<'a, Result<Start, EnvError>> {
+    ) -> BoxFuture<'a, Result<Box<dyn Play>, EnvError>> {
         Box::pin(async move {
-            let mut start = self.inner.start(task, tokenizer, random).await?;
+            let inner = self.inner.begin(task, tokenizer, random).await?;
             let (rule, ticket) = (self.rule.clone(), random.ticket);
-            start.interaction = Box::new(HeldPlay { inner: start.interaction, rule, ticket, is_first: true });
-            Ok(start)
+            Ok(Box::new(HeldPlay { inner, rule, ticket, is_first: true }) as Box<dyn Play>)
         })
     }
 }
 
 #[derive(Debug)]
 struct HeldPlay {
-    inner: Box<dyn Interaction>,
+    inner: Box<dyn Play>,
     rule: Rule,
     ticket: u64,
     is_first: bool,
 }
 
-impl Interaction for HeldPlay {
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
+impl Play for HeldPlay {
+    fn ready(&mut self) -> Vec<Ask> {
+        self.inner.ready()
+    }
+
+    fn act<'a>(&'a mut self, agent: AgentId, turn: &'a Turn) -> BoxFuture<'a, Result<Ack, EnvError>> {
         Box::pin(async move {
             if !std::mem::take(&mut self.is_first) {
                 self.rule.hold(self.ticket).await;
             }
-            self.inner.step(turn).await
+            self.inner.act(agent, turn).await
         })
+    }
+
+    fn end(&mut self) -> Outcome {
+        self.inner.end()
     }
 }
 
@@ -193,8 +204,7 @@ fn train_held(config: &Config, rule: Rule, observer: &mut dyn Observer, stop: &S
     let ctx = context(config.run.threads).unwrap();
     let policy = Policy::initial(config, &Hub::from_env()).unwrap();
     let hook = EpisodeHook::new(move |settings| {
-        settings.environment =
-            Arc::new(Held { inner: Arc::clone(&settings.environment), rule: rule.clone() });
+        settings.world = Arc::new(Held { inner: Arc::clone(&settings.world), rule: rule.clone() });
     });
     let inputs = RunInputs {
         episode_hook: Some(hook),

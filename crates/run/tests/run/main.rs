@@ -13,6 +13,7 @@ mod learning;
 mod methods;
 mod not_finite;
 mod other_engines;
+mod policies;
 mod python_methods;
 mod recipe;
 mod recorded_rollouts;
