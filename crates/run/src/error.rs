@@ -288,6 +288,9 @@ pub enum RunError {
         /// Name of the engine.
         engine: &'static str,
     },
+    /// Neither addresses of servers nor a folder with their model.
+    #[error("there are no addresses of inference servers, or the model is not in a folder")]
+    NoServers,
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -9,6 +9,7 @@ mod patient;
 mod route;
 mod server;
 mod service;
+mod session;
 
 pub use exchange::Exchange;
 pub use key::ApiKey;
