@@ -1,5 +1,6 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
+mod agents;
 mod configured;
 mod functions;
 mod further;
@@ -35,6 +36,7 @@ use rloom_ops::Ctx;
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
+pub use self::agents::AgentServers;
 pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
 pub use self::judges::EmbeddedJudges;

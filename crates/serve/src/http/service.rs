@@ -8,13 +8,14 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use hyper::{HeaderMap, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::answer::{Answering, Replies, Source};
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
+use super::extension::Extension;
 use super::key::ApiKey;
 use super::origin::is_local;
 use super::route::{self, Route, vendor};
@@ -81,6 +82,7 @@ struct Asked {
 pub(super) struct Service {
     pub(super) plain: Option<Plain>,
     pub(super) sessions: Option<Sessions>,
+    pub(super) extension: Option<Extension>,
     pub(super) settings: ServeSettings,
     pub(super) key: Option<ApiKey>,
     pub(super) log: Arc<Log>,
@@ -97,6 +99,9 @@ impl Service {
     /// Answers a request. Dropping the future, or the body of the answer, cancels it.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
         let path = request.uri().path();
+        if let Some(extension) = self.extension.as_ref().filter(|extension| extension.path == path) {
+            return self.extended(extension, request).await;
+        }
         let vendor = vendor(path);
         let (token, rest) = route::session(path);
         let route = match Route::of(request.method(), rest, token.is_some()) {
@@ -147,6 +152,36 @@ impl Service {
         let repeats = repeats(&parts.headers);
         let request = Completing { route, bytes, place, answerer, vendor, repeats };
         self.complete(request, logged).await
+    }
+
+    /// Answers a request to the path of the program.
+    async fn extended(&self, extension: &Extension, request: Request<Incoming>) -> Response<AnswerBody> {
+        let mut logged = Logged::begin(&self.log, extension.path);
+        let (parts, body) = request.into_parts();
+        let ServeSettings { max_body, body_timeout, .. } = self.settings;
+        let fields = if parts.method != Method::POST {
+            Err(Problem::new(ProblemKind::Method, "this path is only served for POST"))
+        } else if !extension.key.is_in(&parts.headers) {
+            Err(Problem::new(ProblemKind::Unauthorized, "the key is missing or wrong"))
+        } else {
+            let bytes = body::read(&parts.headers, body, max_body, body_timeout).await;
+            bytes.and_then(|bytes| {
+                serde_json::from_slice(&bytes).map_err(|_| Problem::invalid("the body is not a JSON object"))
+            })
+        };
+        match fields {
+            Ok(fields) => match (extension.answer)(fields).await {
+                Some(body) => done(&body, &mut logged),
+                None => {
+                    logged.status(204);
+                    logged.end("");
+                    let mut response = Response::new(AnswerBody::Whole(None));
+                    *response.status_mut() = StatusCode::NO_CONTENT;
+                    response
+                }
+            },
+            Err(problem) => refused(&problem, Vendor::OpenAi, logged),
+        }
     }
 
     /// The session of a token, or the plain API.
