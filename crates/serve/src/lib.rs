@@ -26,6 +26,9 @@ mod settings;
 mod wire;
 
 pub use error::ServeError;
-pub use http::{ApiKey, Exchange, Server, Stopper, listen};
+pub use http::{
+    ApiKey, Exchange, Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute, Server,
+    Stopper, listen,
+};
 pub use model::ServedModel;
 pub use settings::ServeSettings;

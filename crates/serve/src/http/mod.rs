@@ -3,6 +3,7 @@
 mod answer;
 mod body;
 mod exchange;
+mod extension;
 mod key;
 mod origin;
 mod patient;
@@ -11,5 +12,6 @@ mod server;
 mod service;
 
 pub use exchange::Exchange;
+pub use extension::{Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute};
 pub use key::ApiKey;
 pub use server::{Server, Stopper, listen};

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::exchange::Exchange;
+use super::extension::Extension;
 use super::key::ApiKey;
 use super::patient::PatientStream;
 use super::service::{Service, now};
@@ -100,8 +101,19 @@ impl Server {
             phase,
             created: now(),
             number: AtomicU64::new(0),
+            extension: None,
         };
         Self { listener, service: Arc::new(service), stopper: Stopper(sender) }
+    }
+
+    /// Also serves another API. Its paths come before the server's own.
+    #[must_use]
+    pub fn with_extension(mut self, extension: Arc<dyn Extension>) -> Self {
+        // The service is not shared before the server runs.
+        if let Some(service) = Arc::get_mut(&mut self.service) {
+            service.extension = Some(extension);
+        }
+        self
     }
 
     /// Address that the server listens on.

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::answer::Answering;
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
+use super::extension::{Extension, ExtensionRequest, ExtensionRoute};
 use super::key::ApiKey;
 use super::origin::is_local;
 use super::route::{Route, vendor};
@@ -46,11 +47,18 @@ pub(super) struct Service {
     pub(super) created: u64,
     /// Requests so far.
     pub(super) number: AtomicU64,
+    /// Another API on this server.
+    pub(super) extension: Option<Arc<dyn Extension>>,
 }
 
 impl Service {
     /// Answers a request. Dropping the future, or the body of the answer, cancels it.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
+        if let Some(extension) = &self.extension
+            && let Some(route) = extension.route(request.method(), request.uri().path())
+        {
+            return self.extended(route, Arc::clone(extension), request).await;
+        }
         let vendor = vendor(request.uri().path());
         let route = match Route::of(request.method(), request.uri().path()) {
             Ok(route) => route,
@@ -83,6 +91,37 @@ impl Service {
             Ok(bytes) => self.complete(&route, bytes, place, logged, vendor).await,
             Err(problem) => refused(&problem, vendor, logged),
         }
+    }
+
+    /// Answers a request of the extension. It has a place only until its body has been read: what it waits for is bounded by
+    /// the extension.
+    async fn extended(
+        &self,
+        route: ExtensionRoute,
+        extension: Arc<dyn Extension>,
+        request: Request<Incoming>,
+    ) -> Response<AnswerBody> {
+        let mut logged = Logged::begin(&self.log, route.name);
+        if route.is_frequent {
+            logged.only_failures();
+        }
+        let place = match self.admit(request.headers()).and_then(|()| self.place()) {
+            Ok(place) => place,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        let (parts, body) = request.into_parts();
+        let ServeSettings { max_body, body_timeout, .. } = self.settings;
+        let body = match body::read(&parts.headers, body, max_body, body_timeout).await {
+            Ok(body) => body,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        drop(place);
+        let path = parts.uri.path().to_owned();
+        let request = ExtensionRequest { method: parts.method, path, headers: parts.headers, body };
+        let answer = extension.answer(request).await;
+        logged.status(answer.status.as_u16());
+        logged.end(answer.outcome.as_str());
+        answer.into_response()
     }
 
     async fn health(&self, mut logged: Logged) -> Response<AnswerBody> {
