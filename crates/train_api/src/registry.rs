@@ -152,7 +152,7 @@ impl Registry {
     /// Adds a sampler, or replaces its weights. At most `kept` weights stay in memory.
     pub(crate) fn add_sampler(&mut self, id: String, session: String, new: NewWeights, kept: usize) {
         let NewWeights { model, path, follows } = new;
-        let weights = if model.is_some() {
+        let weights = if model.is_some() || path.is_some() {
             self.weights += 1;
             self.weights
         } else {

@@ -80,7 +80,7 @@ fn damaged_requests_are_answered() {
     let count = std::env::var("RLOOM_TEST_FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS);
     for index in 0..count {
         let random = RandomKey::new(11, 0, Purpose::Generator, index).stream();
-        let draw = |place: u64, below: u64| random.below(place, below as u32) as u64;
+        let draw = |place: u64, below: u64| random.below(place, below);
         let (path, mut bytes) = if draw(0, 3) == 0 {
             ("forward_backward", pass.clone())
         } else {

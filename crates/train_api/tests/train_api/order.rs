@@ -116,8 +116,8 @@ fn models_do_not_wait_for_each_other() {
     let server = TestServer::start();
     let clients: Vec<Client> = (0..3).map(|_| Client::new(&server)).collect();
     std::thread::scope(|scope| {
-        for client in &clients {
-            scope.spawn(|| {
+        for client in clients {
+            scope.spawn(move || {
                 let model = client.model(0);
                 // A gap in the order of one model.
                 model.send_pass(9, "cross_entropy", &data(0), false);
