@@ -292,7 +292,7 @@ impl<T: TrainEngine> TrainerThread<T> {
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition {
             version,
-            state: learner.algorithm,
+            state: learner.algorithm.clone(),
             skipped_steps: learner.skipped_steps,
             given_advantages: advantages.as_ref(),
             learning_rate: &rate,
