@@ -437,9 +437,9 @@ pub enum RunError {
     },
     /// An agent is played by a policy that the recipe does not describe.
     #[error(
-        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which the run does not have"
+        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which `[policies]` does not \
+         have; {known}"
     )]
-    #[diagnostic(help("{hint}"))]
     UnknownPolicy {
         /// The environment.
         environment: String,
@@ -447,8 +447,8 @@ pub enum RunError {
         agent: String,
         /// Its policy.
         policy: String,
-        /// The nearest name, or all.
-        hint: String,
+        /// The nearest name, and all.
+        known: String,
     },
     /// The model of a policy does not share the tokens of the run's model.
     #[error("policy `{policy}` cannot use the model {model}: {what}")]

@@ -327,7 +327,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<(StageEnd, Publication), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
-        self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
+        self.events.emit(Event::StageStarted { outline: outline(self.config, stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
         if kept.is_none() && !recorded {
             *kept = self.rollout_engine(stage)?;
@@ -485,7 +485,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             stop: self.stop,
             context: StageContext {
                 index: index as u32,
-                outline: outline(stage),
+                outline: outline(self.config, stage),
                 base,
                 policy: self.inputs.policy,
                 policies: if has_policies { self.policies.of_stage() } else { StagePolicies::default() },

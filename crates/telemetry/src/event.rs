@@ -18,6 +18,9 @@ pub struct StageOutline {
     pub method: String,
     /// Number of steps.
     pub steps: u64,
+    /// Policies besides the main one: names, with what they are if they are not trained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<String>,
 }
 
 /// The unit of work that a progress event counts.
