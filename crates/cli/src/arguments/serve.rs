@@ -44,7 +44,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_requests: usize,
     /// Address of a running inference server that computes the completions, in place of this process; may be repeated. The
-    /// servers have RLoom's worker extension, and see the folder of MODEL under the same path.
+    /// servers have RLoom's worker extension, see the folder of MODEL under the same path, and share --max-requests equally.
     #[arg(long = "url", value_name = "URL")]
     pub(crate) urls: Vec<String>,
     /// Kind of the servers at --url.

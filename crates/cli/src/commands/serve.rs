@@ -123,7 +123,7 @@ async fn server<E: RolloutEngine + 'static>(
 fn servers(arguments: &Serve) -> RolloutEngineSettings {
     let settings = ServerSettings {
         urls: arguments.urls.clone(),
-        max_requests: arguments.max_requests,
+        max_requests: arguments.max_requests.div_ceil(arguments.urls.len().max(1)),
         replace_seconds: SERVER_WAIT_SECONDS,
         ..ServerSettings::default()
     };

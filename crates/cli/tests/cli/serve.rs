@@ -66,7 +66,11 @@ fn serve(sandbox: &Sandbox, more: &[&str]) -> (Serving, Value) {
     let mut child = child.unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
+    let Ok(line) = serde_json::from_str(&line) else {
+        let mut errors = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        panic!("{line}{errors}");
+    };
     (Serving(child), line)
 }
 
@@ -158,7 +162,8 @@ fn other_servers_compute_the_completions() {
     let sandbox = trained();
     for (protocol, engine) in [(Protocol::Vllm, "vllm"), (Protocol::Sglang, "sglang")] {
         let servers = [StandIn::at(0, protocol), StandIn::at(0, protocol)];
-        let urls = ["--url", &servers[0].url, "--url", &servers[1].url, "--engine", engine];
+        let urls =
+            ["--url", &servers[0].url, "--url", &servers[1].url, "--engine", engine, "--max-requests", "64"];
         let (mut serving, server) = serve(&sandbox, &urls);
         let body = json!({"prompt": "1+2=", "max_tokens": 12, "logprobs": 0, "n": 4});
         let (status, answer) = post(&server, "/v1/completions", "", &body);

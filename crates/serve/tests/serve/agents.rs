@@ -22,7 +22,10 @@ fn agent(prompt: &str) -> String {
     if has("final_answer") && prompt.contains("Oslo:sun") {
         return call("final_answer", r#"{"answer": "The weather: Oslo:sun."}"#);
     }
-    if let Some((_, results)) = last.split_once("<tool_response>") {
+    let is_handover = |results: &str| results.contains("\"assistant\"");
+    if let Some((_, results)) =
+        last.split_once("<tool_response>").filter(|(_, results)| !is_handover(results))
+    {
         let results = results.replace("<tool_response>", "").replace("</tool_response>", "");
         let results: Vec<&str> =
             results.split_whitespace().filter(|word| !word.contains("<|stop|>")).collect();
@@ -106,7 +109,8 @@ fn agents_python_sessions() {
         ("openai_tools lost", linear),
         ("openai_stream", linear),
         ("openai_stream lost", linear),
-        ("openai_choices", &[1, 2, 1]),
+        // The replies are equal: the first of them is continued.
+        ("openai_choices", &[2, 1, 1]),
         ("openai_completions", linear),
         ("openai_completions lost", linear),
         ("openai_cancelled", &[1]),
