@@ -12,7 +12,7 @@ use rloom_function::Guard;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tokio::sync::oneshot;
 
-use crate::log::{Log, Output};
+use crate::log::Log;
 
 /// A program to start.
 #[derive(Debug)]
@@ -28,7 +28,6 @@ pub(crate) struct Launch<'a> {
 pub(crate) struct AgentProcess {
     group: Arc<Group>,
     exit: oneshot::Receiver<ExitStatus>,
-    output: Output,
 }
 
 #[derive(Debug)]
@@ -88,8 +87,7 @@ impl AgentProcess {
         let group = Arc::new(Group { leader, is_reaped: Mutex::new(false), guard: Arc::clone(guard) });
         group.guard().add(child.id());
         let (sender, exit) = oneshot::channel();
-        let read = log.output();
-        let process = Self { group: Arc::clone(&group), exit, output: read };
+        let process = Self { group: Arc::clone(&group), exit };
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         named("agent output").spawn(move || log.collect(output))?;
         named("agent").spawn(move || {
@@ -104,11 +102,6 @@ impl AgentProcess {
     /// Waits for the end of the program. Cancel-safe.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         (&mut self.exit).await.ok()
-    }
-
-    /// What the program wrote.
-    pub(crate) fn output(&self) -> &Output {
-        &self.output
     }
 }
 

@@ -1,8 +1,8 @@
-//! Activity of agents, for reports of what a run waits for and for the end of idle leases.
+//! Activity of agents, for reports of what a run waits for.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rloom_core::SampleKey;
 
@@ -46,12 +46,6 @@ impl Watch {
         let mut activity = self.activity();
         (activity.calls, activity.sampling) = (activity.calls + 1, activity.sampling + 1);
         CallGuard(self.clone())
-    }
-
-    /// Time since the last call, or since the phase began; zero during a call.
-    pub(crate) fn idle(&self) -> Duration {
-        let activity = self.activity();
-        if activity.sampling > 0 { Duration::ZERO } else { activity.last.elapsed() }
     }
 
     fn describe(&self) -> String {

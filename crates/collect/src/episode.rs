@@ -344,7 +344,7 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
             random: self.random(request, request.key),
             sampler: sampler.clone(),
             sampling: request.sampling,
-            policy: self.settings.policies.of(None),
+            policy: self.settings.policies.of(None, request.purpose, request.key.ticket),
             group: request.group,
             priority: request.priority,
         };
