@@ -76,14 +76,14 @@ mod tests {
     #[test]
     fn requests_are_executed_in_the_order_of_their_numbers() {
         let mut order = Order::new(1);
-        let mut add = |number: u32| {
+        let mut add = |number: u32| -> Vec<u32> {
             let known = order.place(number, "step");
             assert_eq!(known, Place::New(number == order.next), "{number}");
             order.add(number, "step", format!("f{number}"), number)
         };
-        assert_eq!(add(3), []);
-        assert_eq!(add(2), []);
-        assert_eq!(add(5), []);
+        assert_eq!(add(3), Vec::<u32>::new());
+        assert_eq!(add(2), Vec::<u32>::new());
+        assert_eq!(add(5), Vec::<u32>::new());
         assert_eq!(add(1), [1, 2, 3]);
         assert_eq!(add(4), [4, 5]);
         assert_eq!(add(6), [6]);

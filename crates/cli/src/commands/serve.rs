@@ -171,8 +171,10 @@ fn random_key(arguments: &Serve) -> Result<ApiKey, Failure> {
 /// The training API over copies of a policy.
 fn train_api(arguments: &Serve, folder: &Path, policy: &Policy, name: &str) -> Result<TrainApi, Failure> {
     // Clients load the tokenizer by the first name: a folder of this machine or a model of the hub.
-    let source = std::fs::canonicalize(&arguments.model)
-        .map_or_else(|_| arguments.model.clone(), |path| path.to_string_lossy().into_owned());
+    let folder_of_model = policy.folder().filter(|_| Path::new(&arguments.model).exists());
+    let source = folder_of_model
+        .and_then(|folder| std::fs::canonicalize(folder).ok())
+        .map_or_else(|| arguments.model.clone(), |folder| folder.to_string_lossy().into_owned());
     let mut names = vec![source, name.to_owned(), arguments.model.clone()];
     if arguments.name.is_some() {
         names.swap(0, 1);

@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn paths_are_recognised() {
-        let of = |method, path| Route::of(&method, path).map_err(|problem| problem.status.as_u16());
+        let of =
+            |method: Method, path: &str| Route::of(&method, path).map_err(|problem| problem.status.as_u16());
         assert_eq!(of(Method::POST, "/api/v1/asample"), Ok(Route::Sample));
         assert_eq!(of(Method::GET, "/api/v1/healthz"), Ok(Route::Health));
         assert_eq!(of(Method::GET, "/api/v1/asample"), Err(405));
