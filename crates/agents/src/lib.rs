@@ -13,6 +13,7 @@
 //! A failure of an agent is never a reward of 0: the episode is attempted again, and then its group fails.
 
 mod counters;
+mod endpoint;
 mod error;
 mod lease;
 mod log;

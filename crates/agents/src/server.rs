@@ -6,28 +6,22 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rloom_env::AgentEnvironment;
 use rloom_function::Guard;
 use rloom_serve::{
-    ApiKey, Extension, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, Sessions, Stopper,
-    listen,
+    ApiKey, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, Sessions, Stopper, listen,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::AgentError;
+use crate::endpoint::{LEASE_PATH, LeaseEndpoint};
 use crate::lease::Offers;
 
 /// Environment variable with the key of agents that lease episodes.
 pub const LEASE_KEY: &str = "RLOOM_LEASE_KEY";
 /// Name of the file with the address and the key.
 const LEASE_FILE: &str = "lease.json";
-/// Path at which agents lease.
-const LEASE_PATH: &str = "/rl/lease";
-/// Seconds that a request for a lease waits, and the longest such time.
-const DEFAULT_WAIT: f64 = 20.0;
-const MAX_WAIT: f64 = 60.0;
 /// Address of the server: this machine alone.
 const HOST: &str = "127.0.0.1";
 /// Sessions that may be open beyond one per agent: stage and evaluation have agents each, and those that end overlap.
@@ -77,7 +71,7 @@ impl AgentServer {
             } else if let Some(folder) = folder {
                 lease_file = Some(write_lease_file(folder, address, None)?);
             }
-            server = server.with_extension(lease_endpoint(Arc::clone(&offers), key));
+            server = server.with_extension(Arc::new(LeaseEndpoint::new(Arc::clone(&offers), key)));
         }
         let stopper = server.stopper();
         let serve = move || {
@@ -144,16 +138,6 @@ fn session_settings(settings: &AgentEnvironment) -> SessionSettings {
         needs_reward: false,
         ..defaults
     }
-}
-
-/// The path at which agents lease episodes. A request waits for one as long as it says.
-fn lease_endpoint(offers: Arc<Offers>, key: ApiKey) -> Extension {
-    Extension::new(LEASE_PATH, key, move |fields| {
-        let offers = Arc::clone(&offers);
-        let wait = fields.get("wait_seconds").and_then(Value::as_f64).unwrap_or(DEFAULT_WAIT);
-        let wait = if wait > 0.0 { wait.min(MAX_WAIT) } else { 0.0 };
-        Box::pin(async move { offers.lease(Duration::from_secs_f64(wait)).await })
-    })
 }
 
 /// The key of the environment variable, or a random one.

@@ -19,6 +19,7 @@ use crate::concurrency::try_join_all;
 use crate::hosted::{AgentHost, HostedEpisode, HostedSampler};
 use crate::stopping::Stopping;
 use crate::transcript::{policy_text, prompt_text, transcript};
+use crate::turn_rewards::{credit, segments_of};
 use crate::turns::{RecordedTurns, Turns, into_generation, into_turn};
 use crate::waits::{WaitTarget, Waits};
 use crate::{AgentPolicies, CollectError};
@@ -431,20 +432,34 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         key: SampleKey,
         finished: FinishedEpisode,
     ) -> Result<ScoredEpisode, CollectError> {
-        let FinishedEpisode { segments, outcome } = finished;
-        let (judge, own, answer) = (self.judge_of(task), segments.clone(), outcome.answer.clone());
+        let FinishedEpisode { mut segments, outcome } = finished;
+        let Outcome { agents, answer, metrics, judged } = outcome;
+        let (judge, own, joint, turns) =
+            (self.judge_of(task), segments.clone(), answer.clone(), judged.clone());
+        let specs = self.settings.world.agents().to_vec();
         let (rewards, reward_time) = self
             .judging(key, move |current| {
-                let texts = judge.texts(&own, answer.as_deref())?;
-                Ok(judge.scorer.score(&judge.judged(&own, &texts), current)?)
+                let texts = judge.texts(&own, joint.as_deref())?;
+                let rewards = judge.scorer.score(&judge.judged(&own, &texts), current)?;
+                let of_turns = segments_of(&turns, &specs, &own);
+                let of_turns = turns.iter().zip(of_turns).map(|(turn, segment)| {
+                    let texts = judge.texts(segment, Some(&turn.text))?;
+                    Ok(judge.scorer.score(&judge.judged(segment, &texts), current)?)
+                });
+                Ok((rewards, of_turns.collect::<Result<Vec<Rewards>, CollectError>>()?))
             })
             .await?;
-        let mut rewards = match rewards {
+        let (mut rewards, of_turns) = match rewards {
             Ok(rewards) => rewards,
-            Err(current) => self.settings.scorer.timed_out(&current, key, self.settings.reward_timeout)?,
+            Err(current) => {
+                let timeout = self.settings.reward_timeout;
+                (self.settings.scorer.timed_out(&current, key, timeout)?, Vec::new())
+            }
         };
-        let Outcome { agents, answer, metrics } = outcome;
         rewards = Rewards { agents, answer, metrics, ..rewards };
+        if !of_turns.is_empty() {
+            credit(&judged, of_turns, self.settings.world.agents(), &mut segments, &mut rewards);
+        }
         Ok(ScoredEpisode { segments, rewards, reward_time })
     }
 

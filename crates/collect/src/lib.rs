@@ -23,6 +23,7 @@ mod prompts;
 mod recorded;
 mod stopping;
 mod transcript;
+mod turn_rewards;
 mod turns;
 mod waits;
 

@@ -261,7 +261,8 @@ metrics! {
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
     /// A metric of a further policy of the run. The name of the policy and that of the metric follow:
-    /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy.
+    /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy. Of a league: `win_rate`, the share of
+    /// episodes that the learner has won against the versions that are kept, and `versions`, their number.
     POLICY_PREFIX = prefix "policy/", "";
 }
 

@@ -165,8 +165,8 @@ impl Kind for AgentEnvironment {
         false
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {

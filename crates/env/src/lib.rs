@@ -30,12 +30,15 @@ mod dialogue;
 mod environment;
 mod error;
 mod games;
+mod graphs;
 mod guess;
 mod history;
 mod keys;
 mod playthrough;
+mod prompts;
 mod python;
 mod render;
+mod roles;
 mod script;
 mod settings;
 mod single_turn;
@@ -54,16 +57,19 @@ pub use environment::{
 pub use error::{EnvError, TurnProblem};
 pub use games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Observe,
-    Opponent, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+    Opponent, SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, VersusGame,
+    WordleSettings,
 };
+pub use graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;
 pub use rloom_function::PythonEnvironment;
+pub use roles::RoleSettings;
 pub use settings::{EnvironmentSettings, EnvironmentUnusable};
 pub use single_turn::SingleTurn;
 pub use solo::Solo;
 pub use tools::{OnMalformed, OnResume, Tools, ToolsEnvironment};
 pub use unrendered::{MessagePart, Unrendered, find_unrendered};
-pub use world::{Ack, AgentId, AgentSpec, Ask, Input, MAIN_POLICY, Outcome, Play, World};
+pub use world::{Ack, AgentId, AgentSpec, Ask, Input, JudgedTurn, MAIN_POLICY, Outcome, Play, World};

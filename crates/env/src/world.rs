@@ -133,4 +133,15 @@ pub struct Outcome {
     pub answer: Option<String>,
     /// Further numbers, for metrics.
     pub metrics: BTreeMap<String, f64>,
+    /// Turns that rewards judge one by one, in their order. Turns without tokens are left out.
+    pub judged: Vec<JudgedTurn>,
+}
+
+/// The text of a turn that rewards judge by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JudgedTurn {
+    /// The agent.
+    pub agent: AgentId,
+    /// Its text.
+    pub text: String,
 }

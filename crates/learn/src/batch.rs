@@ -89,7 +89,7 @@ impl BatchTrainer {
         position: &BatchPosition<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BatchReport, TrainError> {
-        let mut report = BatchReport { state: position.state, ..BatchReport::default() };
+        let mut report = BatchReport { state: position.state.clone(), ..BatchReport::default() };
         let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
         let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
         progress(0, optimizer_steps);
@@ -243,7 +243,7 @@ impl BatchTrainer {
         };
         let advantages = advantages::batch_advantages(
             &spec,
-            &report.state.rewards,
+            &report.state,
             groups,
             known,
             report.given_advantages.as_ref(),

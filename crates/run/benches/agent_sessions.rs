@@ -129,7 +129,8 @@ fn main() {
     }
     .config(tokenizer.vocab_size())
     .unwrap();
-    let engine = assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), Some(tokenizer.clone()));
+    let engine =
+        assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), Some(tokenizer.clone()));
     let engine = Arc::new(engine.unwrap());
     let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let weights = assembly::publish(&Arc::new(Model::init(&config, 0)), PolicyVersion(0));

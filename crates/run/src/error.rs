@@ -292,6 +292,9 @@ pub enum RunError {
         /// Name of the engine.
         engine: &'static str,
     },
+    /// Neither addresses of servers nor a folder with their model.
+    #[error("there are no addresses of inference servers, or the model is not in a folder")]
+    NoServers,
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -434,9 +437,9 @@ pub enum RunError {
     },
     /// An agent is played by a policy that the recipe does not describe.
     #[error(
-        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which the run does not have"
+        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which `[policies]` does not \
+         have; {known}"
     )]
-    #[diagnostic(help("{hint}"))]
     UnknownPolicy {
         /// The environment.
         environment: String,
@@ -444,8 +447,8 @@ pub enum RunError {
         agent: String,
         /// Its policy.
         policy: String,
-        /// The nearest name, or all.
-        hint: String,
+        /// The nearest name, and all.
+        known: String,
     },
     /// The model of a policy does not share the tokens of the run's model.
     #[error("policy `{policy}` cannot use the model {model}: {what}")]

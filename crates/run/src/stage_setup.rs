@@ -10,7 +10,7 @@ use rloom_collect::{
     GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::layered::suggest;
-use rloom_config::{EvalSettings, MAIN_POLICY, Stage, StageRollout, Start};
+use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
@@ -271,12 +271,10 @@ fn known_policies(settings: &EpisodeSettings) -> Result<(), RunError> {
     let Some(agent) = world.agents().iter().find(|agent| !known.contains(&agent.policy.as_str())) else {
         return Ok(());
     };
-    let hint = match suggest::nearest(&agent.policy, &known) {
-        Some(near) => format!("did you mean \"{near}\"?"),
-        None => format!("describe it in `[policies.{}]`; known are {}", agent.policy, suggest::list(&known)),
-    };
+    let near = suggest::nearest(&agent.policy, &known).map(|near| format!("did you mean \"{near}\"? "));
+    let known = format!("{}known are {}", near.unwrap_or_default(), suggest::list(&known));
     let (agent, policy) = (agent.name.clone(), agent.policy.clone());
-    Err(RunError::UnknownPolicy { environment: world.name().to_owned(), agent, policy, hint })
+    Err(RunError::UnknownPolicy { environment: world.name().to_owned(), agent, policy, known })
 }
 
 /// Most policy tokens of an episode, over all its turns.
@@ -357,9 +355,16 @@ pub(crate) fn start_of(stage: &Stage) -> Option<usize> {
     }
 }
 
-/// The stage as events announce it.
-pub(crate) fn outline(stage: &Stage) -> StageOutline {
+/// The stage of a configuration as events announce it.
+pub(crate) fn outline(config: &Config, stage: &Stage) -> StageOutline {
+    let described = |(name, policy): (&String, &PolicySettings)| match &policy.league {
+        Some(league) => format!("{name} (league of {})", league.of),
+        None if policy.frozen => format!("{name} (frozen)"),
+        None => name.clone(),
+    };
+    let policies = config.policies.iter().filter(|_| stage.rollout.is_some());
     StageOutline {
+        policies: policies.map(described).collect(),
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),
         steps: stage.steps,
@@ -401,7 +406,6 @@ pub(crate) fn rollout_settings(
 
 #[cfg(test)]
 mod tests {
-    use rloom_config::Config;
     use rloom_engine::{RolloutSettings, Speculation};
 
     use super::*;

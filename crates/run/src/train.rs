@@ -1,7 +1,9 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
+mod engines;
+
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,33 +12,28 @@ use rloom_cluster::Program;
 use rloom_collect::{AgentPolicies, BoundedEngine};
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{
-    Form, PolicyRouter, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
-};
+use rloom_engine::{Form, PublishedPolicy, RolloutEngine, TrainEngine};
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, Models};
 use rloom_sched::SchedulerSettings;
-use rloom_store::checkpoint::{
-    Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint, pinned_weights_folder, verify,
-};
+use rloom_store::checkpoint::{Best, CheckpointState, Checkpoints, StoredCheckpoint};
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::absolute_paths::with_absolute_paths;
-use crate::assembly::{AgentServers, EngineFactory, StageStart, is_exact};
+use crate::assembly::{AgentServers, EngineFactory, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
-use crate::policies::{RunPolicies, start_of_next};
+use crate::policies::RunPolicies;
 use crate::prompts::KeptRows;
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
-    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, stage_domains, stage_scheduler,
-    start_of, trainer_threads,
+    RunInputs, batch_trainer, optimizer_steps, outline, stage_domains, stage_scheduler, trainer_threads,
 };
 use crate::start::{announce, engines, measure_prompts};
 use crate::{RunError, StopFlag, runtime};
@@ -44,10 +41,7 @@ use rloom_stage::{
     CheckpointRetention, EndedStage, GroupSource, LearnerState, Publication, Stage, StageCheckpoints,
     StageContext, StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts,
     StagePolicies, TrainerHandle, TrainerThread, WeightProbe, WeightPublisher, restore_groups,
-    restore_models,
 };
-
-mod engines;
 
 use engines::{Router, StageStarts, common_form};
 
@@ -333,7 +327,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     ) -> Result<(StageEnd, Publication), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
-        self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
+        self.events.emit(Event::StageStarted { outline: outline(self.config, stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
         if kept.is_none() && !recorded {
             *kept = self.rollout_engine(stage)?;
@@ -491,7 +485,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             stop: self.stop,
             context: StageContext {
                 index: index as u32,
-                outline: outline(stage),
+                outline: outline(self.config, stage),
                 base,
                 policy: self.inputs.policy,
                 policies: if has_policies { self.policies.of_stage() } else { StagePolicies::default() },

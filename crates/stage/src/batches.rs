@@ -196,7 +196,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.check_replayed(batch, digest)?;
         self.learner.optimizer_steps += report.optimizer_steps;
         self.learner.skipped_steps += report.steps_skipped();
-        self.learner.algorithm = report.state;
+        self.learner.algorithm = report.state.clone();
         self.set_step(PolicyVersion(batch + 1));
         self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
         for league in &mut self.leagues {
@@ -260,7 +260,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             scheduler: self.scheduler.state(),
             optimizer_steps: self.learner.optimizer_steps,
             skipped_steps: self.learner.skipped_steps,
-            algorithm: self.learner.algorithm,
+            algorithm: self.learner.algorithm.clone(),
             counters: self.counters.clone(),
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),

@@ -292,7 +292,7 @@ impl<T: TrainEngine> TrainerThread<T> {
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition {
             version,
-            state: learner.algorithm,
+            state: learner.algorithm.clone(),
             skipped_steps: learner.skipped_steps,
             given_advantages: advantages.as_ref(),
             learning_rate: &rate,
@@ -313,14 +313,16 @@ impl<T: TrainEngine> TrainerThread<T> {
         checkpoints.write(&name, |folder| {
             save_models(models, folder)?;
             tokenizer.save(folder)?;
-            for policy in &models.further {
-                tokenizer.save(&policy_folder(folder, &policy.name))?;
-            }
             let older = older.iter().map(|weights| (pinned_weights_folder(folder, weights.version), weights));
+            let names_of_frozen = frozen.iter().map(|(name, _)| name);
             let frozen = frozen.iter().map(|(name, weights)| (policy_folder(folder, name), weights));
             for (own, weights) in older.chain(frozen) {
                 disk::create_folder("checkpoint", &own)?;
                 writer.write(weights, &own)?;
+            }
+            let further = models.further.iter().map(|policy| &policy.name);
+            for name in further.chain(names_of_frozen) {
+                tokenizer.save(&policy_folder(folder, name))?;
             }
             Ok(state.save(folder)?)
         })

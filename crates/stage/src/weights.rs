@@ -1,6 +1,6 @@
 //! Publication of new weights to the rollout engine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -65,8 +65,8 @@ pub struct WeightPublisher<R> {
     pinned: VecDeque<Publication>,
     /// Weights of frozen policies.
     frozen: Vec<PublishedPolicy>,
-    /// True if the engine has the weights of the frozen policies.
-    has_frozen: bool,
+    /// Those among them that the engine has.
+    loaded_frozen: BTreeSet<PolicyId>,
     /// Loads that wait for completions in flight.
     loading: JoinSet<LoadResult>,
 }
@@ -82,8 +82,8 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
         frozen: Vec<PublishedPolicy>,
     ) -> Self {
         let (pinned, loading) = (pinned.into_iter().map(Publication::from).collect(), JoinSet::new());
-        let (requested, has_frozen) = (None, false);
-        Self { engine, schedule, groups_per_batch, requested, pinned, frozen, has_frozen, loading }
+        let (requested, loaded_frozen) = (None, BTreeSet::new());
+        Self { engine, schedule, groups_per_batch, requested, pinned, frozen, loaded_frozen, loading }
     }
 
     /// Weights of the frozen policies, which a checkpoint contains.
@@ -93,7 +93,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// Replaces the weights of a frozen policy from the next load on.
     pub(crate) fn set_frozen(&mut self, weights: PublishedPolicy) {
-        self.has_frozen = false;
+        self.loaded_frozen.remove(&weights.policy);
         match self.frozen.iter_mut().find(|own| own.policy == weights.policy) {
             Some(own) => *own = weights,
             None => self.frozen.push(weights),
@@ -185,9 +185,8 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
         self.requested = Some(version);
         let mut all = vec![weights.main];
         all.extend(weights.further);
-        if !std::mem::replace(&mut self.has_frozen, true) {
-            all.extend(self.frozen.iter().cloned());
-        }
+        let missing = self.frozen.iter().filter(|weights| self.loaded_frozen.insert(weights.policy));
+        all.extend(missing.cloned());
         let mut load = Box::pin(async move {
             // Each call acts at once: no group starts between the updates of two policies.
             let loads: Vec<_> = all.iter().map(|weights| engine.load(weights, on_update)).collect();
@@ -224,7 +223,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     pub(crate) async fn release(&mut self) -> Result<(), RolloutError> {
         match &self.engine {
             Some(engine) if !self.schedule.overlaps() => {
-                self.has_frozen = false;
+                self.loaded_frozen.clear();
                 engine.release().await
             }
             _ => Ok(()),

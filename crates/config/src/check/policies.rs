@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use rloom_env::AgentSpec;
+
 use super::run::{bad_policy_name, invalid_name};
 use super::values::{invalid, out_of_range};
 use crate::compose::{Draft, StageDraft};
@@ -38,10 +40,11 @@ pub(super) fn check(
                 Problem::new(Code::Conflict, "recorded rollouts are trained with one policy")
                     .at(first.node.origin, "another policy")
                     .at_if_set(draft.run.origin("rollouts"), "")
-                    .hint("remove `run.rollouts`, or the table"),
+                    .hint(format!("remove `{}`", draft.run.name("rollouts"))),
             );
         }
     }
+    check_agents(draft, problems);
     draft.policies.iter().map(|(name, section)| (name.clone(), section.value.clone())).collect()
 }
 
@@ -60,14 +63,49 @@ fn check_one(draft: &Draft, name: &str, section: &Section<PolicySettings>, probl
         problems.push(
             Problem::new(Code::Conflict, format!("`{}` has no architecture", section.name("model")))
                 .at(section.origin_or_table("model"), "a model of `[model.new]` with other random weights")
-                .at(draft.model.node.origin, "has no `new`")
-                .hint(
-                    "name a folder or a model on the hub, or remove the key: the default is the run's model",
-                ),
+                .at(draft.model.node.origin, "has no `new`; a model may also be a folder or on the hub"),
         );
     }
     check_trainer(section, problems);
     check_league(draft, name, section, problems);
+}
+
+/// Agents name policies of the recipe, and each of these is named by an agent of a stage that samples.
+fn check_agents(draft: &Draft, problems: &mut Vec<Problem>) {
+    let mut known: Vec<&str> = draft.policies.keys().map(String::as_str).collect();
+    known.insert(0, MAIN_POLICY);
+    let sampling = draft.stages.iter().filter(|stage| stage.rollout.is_some());
+    let sampling: Vec<_> = sampling.map(|stage| &stage.environment).collect();
+    let eval = draft.eval.as_ref().map(|eval| &eval.environment);
+    let mut reported = Vec::new();
+    for environment in sampling.iter().copied().chain(eval) {
+        for AgentSpec { name, policy } in environment.value.agents() {
+            if known.contains(&policy.as_str()) || reported.contains(&policy) {
+                continue;
+            }
+            let near = suggest::nearest(&policy, &known).map(|near| format!("did you mean \"{near}\"? "));
+            let message =
+                format!("agent `{name}` is played by policy \"{policy}\", which `[policies]` does not have");
+            let label = format!("{}known are {}", near.unwrap_or_default(), suggest::list(&known));
+            let origin = environment.origin_or_table(&format!("agents.{name}.policy"));
+            problems.push(Problem::new(Code::UnknownName, message).at(origin, label));
+            reported.push(policy);
+        }
+    }
+    let played: Vec<String> = sampling
+        .iter()
+        .flat_map(|environment| environment.value.agents())
+        .map(|agent| agent.policy)
+        .collect();
+    if sampling.is_empty() {
+        return;
+    }
+    for (name, section) in draft.policies.iter().filter(|(name, _)| !played.contains(name)) {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `policies.{name}`"))
+                .at(section.node.origin, "no agent of an environment names it"),
+        );
+    }
 }
 
 fn check_trainer(section: &Section<PolicySettings>, problems: &mut Vec<Problem>) {
@@ -119,12 +157,14 @@ fn check_league(draft: &Draft, name: &str, section: &Section<PolicySettings>, pr
     known.insert(0, MAIN_POLICY);
     if !known.contains(&league.of.as_str()) {
         let key = section.name("league.of");
-        let message = format!("`{key}` of policy `{name}` is \"{}\", which is not trained", league.of);
-        let problem = invalid(section, "league.of", message);
-        problems.push(match suggest::nearest(&league.of, &known) {
-            Some(near) => problem.hint(format!("did you mean \"{near}\"?")),
-            None => problem.hint(format!("trained are {}", suggest::list(&known))),
-        });
+        let near = suggest::nearest(&league.of, &known).map(|near| format!("did you mean \"{near}\"? "));
+        let message = format!(
+            "`{key}` of policy `{name}` is \"{}\", which is not trained; {}trained are {}",
+            league.of,
+            near.unwrap_or_default(),
+            suggest::list(&known)
+        );
+        problems.push(invalid(section, "league.of", message));
     }
 }
 
@@ -138,8 +178,7 @@ fn check_rates(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) {
                 "a policy cannot learn faster than a stage with a learning rate of 0",
             )
             .at(own.origin_or_table("trainer.learning_rate"), "")
-            .at(stage.optimizer.origin_or_table("learning_rate"), "the learning rate of the stage")
-            .hint(format!("raise `{}`", stage.optimizer.name("learning_rate"))),
+            .at(stage.optimizer.origin_or_table("learning_rate"), "the learning rate of the stage"),
         );
     }
 }

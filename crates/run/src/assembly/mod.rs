@@ -8,6 +8,7 @@ mod judges;
 mod placement;
 mod ranks;
 mod rollout;
+mod running_servers;
 mod servers;
 mod train;
 mod transfer;
@@ -40,6 +41,7 @@ pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
 pub use self::judges::EmbeddedJudges;
 pub(crate) use self::placement::eval_prefix;
+pub use self::running_servers::running_servers;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 

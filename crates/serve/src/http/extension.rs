@@ -1,36 +1,72 @@
-//! A path of the program that runs the server.
+//! Another API on the same server.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{HeaderMap, Method, Response, StatusCode};
 
+use super::body::AnswerBody;
 use super::key::ApiKey;
 
-type Answer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
-
-/// A path that answers POST requests with a key of its own, with JSON objects in both directions.
-#[derive(Clone)]
-pub struct Extension {
-    pub(super) path: &'static str,
-    pub(super) key: ApiKey,
-    pub(super) answer: Arc<dyn Fn(Map<String, Value>) -> Answer + Send + Sync>,
+/// A route of an extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtensionRoute {
+    /// Method and path in the log.
+    pub name: &'static str,
+    /// Requests that clients repeat all the time; only their failures are logged.
+    pub is_frequent: bool,
 }
 
-impl fmt::Debug for Extension {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Extension").field("path", &self.path).finish_non_exhaustive()
+/// A request with a complete body, whose key and size have been checked.
+#[derive(Debug, Clone)]
+pub struct ExtensionRequest {
+    /// The method.
+    pub method: Method,
+    /// Path without the query.
+    pub path: String,
+    /// All headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// The answer of an extension.
+#[derive(Debug, Clone)]
+pub struct ExtensionAnswer {
+    /// The status.
+    pub status: StatusCode,
+    /// Type of the body.
+    pub content_type: &'static str,
+    /// The body.
+    pub body: Bytes,
+    /// What the log says about it; empty for nothing.
+    pub outcome: String,
+}
+
+/// Future of an answer. It is dropped when the client disconnects.
+pub type ExtensionFuture = Pin<Box<dyn Future<Output = ExtensionAnswer> + Send>>;
+
+/// An API that shares a server's connections, keys and limits of bodies.
+pub trait Extension: Send + Sync {
+    /// The route of a request; `None` if the path is not one of this API.
+    fn route(&self, method: &Method, path: &str) -> Option<ExtensionRoute>;
+
+    /// The key of its requests, if they have one of their own in place of the server's.
+    fn key(&self) -> Option<&ApiKey> {
+        None
     }
+
+    /// Answers a request. Answers that wait for something do not count as requests in flight.
+    fn answer(self: Arc<Self>, request: ExtensionRequest) -> ExtensionFuture;
 }
 
-impl Extension {
-    /// Answers requests to `path` that have the key. The status is 204 for `None`. A client that disconnects cancels the answer.
-    pub fn new(
-        path: &'static str,
-        key: ApiKey,
-        answer: impl Fn(Map<String, Value>) -> Answer + Send + Sync + 'static,
-    ) -> Self {
-        Self { path, key, answer: Arc::new(answer) }
+impl ExtensionAnswer {
+    pub(super) fn into_response(self) -> Response<AnswerBody> {
+        let mut response = Response::new(AnswerBody::Whole(Some(self.body)));
+        *response.status_mut() = self.status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        response
     }
 }

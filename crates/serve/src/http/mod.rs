@@ -13,6 +13,6 @@ mod service;
 mod session;
 
 pub use exchange::Exchange;
-pub use extension::Extension;
+pub use extension::{Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute};
 pub use key::ApiKey;
 pub use server::{Server, Stopper, listen};

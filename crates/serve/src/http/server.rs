@@ -128,9 +128,10 @@ impl Server {
         self
     }
 
-    /// Serves a path of the program, too.
+    /// Also serves another API. Its paths come before the server's own.
     #[must_use]
-    pub fn with_extension(mut self, extension: Extension) -> Self {
+    pub fn with_extension(mut self, extension: Arc<dyn Extension>) -> Self {
+        // The service is not shared before the server runs.
         if let Some(service) = Arc::get_mut(&mut self.service) {
             service.extension = Some(extension);
         }

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::answer::{Answering, Replies, Source};
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
-use super::extension::Extension;
+use super::extension::{Extension, ExtensionRequest, ExtensionRoute};
 use super::key::ApiKey;
 use super::origin::is_local;
 use super::route::{self, Route, vendor};
@@ -81,8 +81,6 @@ struct Asked {
 /// What all requests share.
 pub(super) struct Service {
     pub(super) plain: Option<Plain>,
-    pub(super) sessions: Option<Sessions>,
-    pub(super) extension: Option<Extension>,
     pub(super) settings: ServeSettings,
     pub(super) key: Option<ApiKey>,
     pub(super) log: Arc<Log>,
@@ -93,14 +91,17 @@ pub(super) struct Service {
     pub(super) created: u64,
     /// Requests so far.
     pub(super) number: AtomicU64,
+    /// Another API on this server.
+    pub(super) extension: Option<Arc<dyn Extension>>,
 }
 
 impl Service {
     /// Answers a request. Dropping the future, or the body of the answer, cancels it.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
-        let path = request.uri().path();
-        if let Some(extension) = self.extension.as_ref().filter(|extension| extension.path == path) {
-            return self.extended(extension, request).await;
+        if let Some(extension) = &self.extension
+            && let Some(route) = extension.route(request.method(), request.uri().path())
+        {
+            return self.extended(route, Arc::clone(extension), request).await;
         }
         let vendor = vendor(path);
         let (token, rest) = route::session(path);
@@ -154,36 +155,6 @@ impl Service {
         self.complete(request, logged).await
     }
 
-    /// Answers a request to the path of the program.
-    async fn extended(&self, extension: &Extension, request: Request<Incoming>) -> Response<AnswerBody> {
-        let mut logged = Logged::begin(&self.log, extension.path);
-        let (parts, body) = request.into_parts();
-        let ServeSettings { max_body, body_timeout, .. } = self.settings;
-        let fields = if parts.method != Method::POST {
-            Err(Problem::new(ProblemKind::Method, "this path is only served for POST"))
-        } else if !extension.key.is_in(&parts.headers) {
-            Err(Problem::new(ProblemKind::Unauthorized, "the key is missing or wrong"))
-        } else {
-            let bytes = body::read(&parts.headers, body, max_body, body_timeout).await;
-            bytes.and_then(|bytes| {
-                serde_json::from_slice(&bytes).map_err(|_| Problem::invalid("the body is not a JSON object"))
-            })
-        };
-        match fields {
-            Ok(fields) => match (extension.answer)(fields).await {
-                Some(body) => done(&body, &mut logged),
-                None => {
-                    logged.status(204);
-                    logged.end("");
-                    let mut response = Response::new(AnswerBody::Whole(None));
-                    *response.status_mut() = StatusCode::NO_CONTENT;
-                    response
-                }
-            },
-            Err(problem) => refused(&problem, Vendor::OpenAi, logged),
-        }
-    }
-
     /// The session of a token, or the plain API.
     fn answerer(&self, token: Option<&str>, headers: &HeaderMap) -> Result<Answerer, Problem> {
         let nothing = || Problem::new(ProblemKind::NotFound, "there is nothing at this path");
@@ -195,6 +166,42 @@ impl Service {
         self.admit(headers)?;
         let Plain { model, sampler } = self.plain.as_ref().ok_or_else(nothing)?;
         Ok(Answerer::Plain(Arc::clone(model), Arc::clone(sampler)))
+    }
+
+    /// Answers a request of the extension. It has a place only until its body has been read: what it waits for is bounded by
+    /// the extension.
+    async fn extended(
+        &self,
+        route: ExtensionRoute,
+        extension: Arc<dyn Extension>,
+        request: Request<Incoming>,
+    ) -> Response<AnswerBody> {
+        let mut logged = Logged::begin(&self.log, route.name);
+        if route.is_frequent {
+            logged.only_failures();
+        }
+        let admitted = match extension.key() {
+            Some(key) if key.is_in(request.headers()) => Ok(()),
+            Some(_) => Err(Problem::new(ProblemKind::Unauthorized, "the key is missing or wrong")),
+            None => self.admit(request.headers()),
+        };
+        let place = match admitted.and_then(|()| self.place()) {
+            Ok(place) => place,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        let (parts, body) = request.into_parts();
+        let ServeSettings { max_body, body_timeout, .. } = self.settings;
+        let body = match body::read(&parts.headers, body, max_body, body_timeout).await {
+            Ok(body) => body,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        drop(place);
+        let path = parts.uri.path().to_owned();
+        let request = ExtensionRequest { method: parts.method, path, headers: parts.headers, body };
+        let answer = extension.answer(request).await;
+        logged.status(answer.status.as_u16());
+        logged.end(answer.outcome.as_str());
+        answer.into_response()
     }
 
     async fn health(&self, mut logged: Logged) -> Response<AnswerBody> {

@@ -23,6 +23,8 @@ use crate::prompt::room;
 use crate::reply::{Reader, Reply};
 use crate::running::{Prepared, Running};
 
+/// Longest time that a limit has an effect with.
+const LONGEST: Duration = Duration::from_hours(24 * 365);
 /// Most rewards of a session.
 const MAX_REWARDS: usize = 10_000;
 
@@ -127,8 +129,9 @@ impl Session {
 
     /// Time of the next limit.
     fn deadline(&self, state: &State) -> (Instant, SessionLimit) {
-        let total = self.opened + self.settings.total;
-        let idle = state.active + self.settings.idle;
+        let after = |start: Instant, time: Duration| start.checked_add(time.min(LONGEST)).unwrap_or(start);
+        let total = after(self.opened, self.settings.total);
+        let idle = after(state.active, self.settings.idle);
         if state.in_flight.is_empty() && idle < total {
             (idle, SessionLimit::Idle)
         } else {

@@ -266,7 +266,8 @@ fn messages(fields: &mut Fields) -> Result<Vec<rloom_core::ChatMessage>, Problem
 }
 
 fn assistant(message: &mut Fields, text: Option<String>, messages: &mut Messages) -> Result<(), Problem> {
-    message.accept(&["refusal", "annotations"]);
+    // litellm adds the last one to what it received.
+    message.accept(&["refusal", "annotations", "provider_specific_fields"]);
     message.only("audio", &[])?;
     message.only("function_call", &[])?;
     let reasoning = message.text("reasoning_content")?;
@@ -280,7 +281,7 @@ fn assistant(message: &mut Fields, text: Option<String>, messages: &mut Messages
     for (place, call) in message.list("tool_calls")?.unwrap_or_default().into_iter().enumerate() {
         let mut call = Fields::of(call, &format!("{path}[{place}]"))?;
         call.only("type", &[json!("function")])?;
-        call.accept(&["index"]);
+        call.accept(&["index", "provider_specific_fields"]);
         let id = call.required_text("id")?;
         let function = call.path("function");
         let mut function = Fields::of(call.require("function")?, &function)?;

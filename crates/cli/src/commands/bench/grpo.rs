@@ -172,6 +172,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
             prm_logprob: &[],
             prm_reference_logprob: &[],
             given: &[],
+            agents: &[],
         }
     }
 

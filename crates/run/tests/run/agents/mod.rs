@@ -125,8 +125,7 @@ fn an_agent_without_a_reward_is_judged_by_the_recipe() {
     let folder = tempfile::tempdir().unwrap();
     let rewards = "reward.components=[{kind='exact'},{kind='random'}]";
     train(&config(&folder.path().join("judged"), command!("silent"), &[rewards])).unwrap();
-    let own =
-        config(&folder.path().join("own"), concat!(command!("silent"), ",attempts=1"), &EVAL_ALONE);
+    let own = config(&folder.path().join("own"), concat!(command!("silent"), ",attempts=1"), &EVAL_ALONE);
     let message = train(&own).unwrap_err().to_string();
     assert!(message.contains("without reporting a reward"), "{message}");
 }

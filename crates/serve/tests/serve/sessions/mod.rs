@@ -48,10 +48,15 @@ pub(crate) fn checked(server: &TestServer, mut session: OpenSession) -> SessionE
     end
 }
 
-/// Each completion that was recorded is the policy's in exactly one segment, after exactly its prompt.
+/// Like [`check_all`], for one session.
 pub(crate) fn check(server: &TestServer, segments: &[Trajectory]) {
+    check_all(server, &[segments.to_vec()]);
+}
+
+/// Each completion that was recorded is the policy's in exactly one segment of one session, after exactly its prompt.
+pub(crate) fn check_all(server: &TestServer, sessions: &[Vec<Trajectory>]) {
     let mut sampled = Vec::new();
-    for (place, segment) in segments.iter().enumerate() {
+    for (place, segment) in sessions.iter().flat_map(|segments| segments.iter().enumerate()) {
         segment.validate().unwrap();
         assert_eq!(segment.key.segment as usize, place);
         let own: Vec<u32> =
