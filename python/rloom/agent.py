@@ -39,8 +39,10 @@ __all__ = ["LeaseError", "Session", "session", "sessions"]
 _TIMEOUT = 60.0
 # Seconds that the server holds a request for a lease.
 _PATIENCE = 20.0
-# Seconds without a server after which the run has ended.
+# Seconds without a server after which a run has ended that had one.
 _GONE = 30.0
+# Seconds that a run may take until it has a server: earlier stages may have none.
+_BEGINNING = 3600.0
 
 # Sessions are on this machine, which no proxy reaches.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -139,11 +141,11 @@ def session(lease: str | os.PathLike[str] | None = None) -> Session:
 
 
 def sessions(lease: str | os.PathLike[str] | None = None) -> Iterator[Session]:
-    """Leases episodes, one after another, until the run has ended."""
+    """Leases episodes, one after another, until the run has ended. Waits for the run to begin."""
     path = lease if lease is not None else os.environ.get("RLOOM_LEASE")
     if path is None:
         raise LeaseError("RLOOM_LEASE does not name the file lease.json of a run, and there is no RLOOM_TASK")
-    last = time.monotonic()
+    last, patience = time.monotonic(), _BEGINNING
     while True:
         try:
             # Read again each time: a resumed run has another address.
@@ -156,11 +158,11 @@ def sessions(lease: str | os.PathLike[str] | None = None) -> Iterator[Session]:
         except (OSError, ValueError):
             pass  # No file or no server: the run has ended, or is to be resumed.
         else:
-            last = time.monotonic()
+            last, patience = time.monotonic(), _GONE
             if leased is not None:
                 yield Session(leased)
                 last = time.monotonic()
             continue
-        if time.monotonic() - last > _GONE:
+        if time.monotonic() - last > patience:
             return
         time.sleep(0.5)

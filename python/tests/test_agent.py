@@ -138,7 +138,7 @@ def test_a_wrong_key_is_an_error(server: Server, tmp_path: Path, monkeypatch: py
 
 
 def test_without_a_run_there_is_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "_GONE", 0.1)
+    monkeypatch.setattr(agent, "_BEGINNING", 0.1)
     monkeypatch.delenv("RLOOM_TASK", raising=False)
     with pytest.raises(rloom.LeaseError, match="RLOOM_LEASE"):
         rloom.session()
