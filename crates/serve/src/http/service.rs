@@ -81,6 +81,8 @@ struct Asked {
 /// What all requests share.
 pub(super) struct Service {
     pub(super) plain: Option<Plain>,
+    /// Sessions, if it serves them.
+    pub(super) sessions: Option<Sessions>,
     pub(super) settings: ServeSettings,
     pub(super) key: Option<ApiKey>,
     pub(super) log: Arc<Log>,
