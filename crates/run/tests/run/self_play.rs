@@ -108,5 +108,5 @@ fn self_play_of_kuhn_poker_becomes_harder_to_exploit() {
     let config = config(RECIPE, directory.path(), &["stage.rl.steps=60"]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let [before, after] = [1, 60].map(|step| exploitability(&strategy(&config, step)));
-    assert!(after < 0.6 * before, "{before} {after}");
+    assert!(after < 0.85 * before, "{before} {after}");
 }
