@@ -120,6 +120,7 @@ impl Play for DigitsPlay {
             agents = [("first".to_owned(), won), ("second".to_owned(), -won)].into();
         }
         Outcome {
+            judged: Vec::new(),
             agents,
             answer: Some(if is_solved { self.answer.clone() } else { "x".to_owned() }),
             metrics: [("even", is_even), ("odd", is_odd)]
