@@ -120,12 +120,12 @@ impl Play for DigitsPlay {
             agents = [("first".to_owned(), won), ("second".to_owned(), -won)].into();
         }
         Outcome {
-            judged: Vec::new(),
             agents,
             answer: Some(if is_solved { self.answer.clone() } else { "x".to_owned() }),
             metrics: [("even", is_even), ("odd", is_odd)]
                 .map(|(name, value)| (name.to_owned(), f64::from(value)))
                 .into(),
+            judged: Vec::new(),
         }
     }
 }
