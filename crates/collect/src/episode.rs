@@ -1,10 +1,10 @@
 //! Episodes: engine and environment take turns, then the reward judges the trajectory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_core::{Failure, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{Failure, Purpose, RandomKey, Rewards, SampleKey, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
 use rloom_env::{AgentId, AgentSegments, EnvError, FinishedEpisode, Outcome, Playthrough, World};
 use rloom_reward::{CurrentComponent, Judged, Scorer};
@@ -14,15 +14,15 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::bounded::BoundedEngine;
+use crate::completion::complete;
 use crate::concurrency::try_join_all;
+use crate::hosted::{AgentHost, HostedEpisode, HostedSampler};
+use crate::stopping::Stopping;
 use crate::transcript::{policy_text, prompt_text, transcript};
 use crate::turn_rewards::{credit, segments_of};
 use crate::turns::{RecordedTurns, Turns, into_generation, into_turn};
 use crate::waits::{WaitTarget, Waits};
 use crate::{AgentPolicies, CollectError};
-
-/// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
-const LOSSES: u32 = 16;
 
 /// Counters of episodes, read by the progress display.
 #[derive(Debug, Default)]
@@ -69,6 +69,8 @@ impl Drop for JudgingGuard<'_> {
 pub struct EpisodeSettings {
     /// World that the agents act in.
     pub world: Arc<dyn World>,
+    /// Plays the episodes outside of this program, if the world is of that kind.
+    pub host: Option<Arc<dyn AgentHost>>,
     /// Tokenizer of the policy.
     pub tokenizer: Arc<Tokenizer>,
     /// Rewards.
@@ -97,8 +99,7 @@ pub struct EpisodeRunner<E> {
     engine: Arc<BoundedEngine<E>>,
     settings: EpisodeSettings,
     reward_slots: Semaphore,
-    /// Set when the run stops: episodes return their partial result instead of continuing.
-    stopping: AtomicBool,
+    stopping: Arc<Stopping>,
     waits: Waits,
 }
 
@@ -139,14 +140,14 @@ pub enum EpisodeOutcome {
     Stopped(PartialEpisode),
 }
 
-impl<E: RolloutEngine> EpisodeRunner<E> {
+impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
     /// Creates a runner.
     pub fn new(engine: Arc<BoundedEngine<E>>, settings: EpisodeSettings) -> Self {
         Self {
             engine,
             reward_slots: Semaphore::new(settings.reward_slots),
             settings,
-            stopping: AtomicBool::new(false),
+            stopping: Arc::default(),
             waits: Waits::default(),
         }
     }
@@ -178,7 +179,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
 
     /// Makes episodes return their partial result instead of continuing when the engine aborts their requests.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.stopping.set();
     }
 
     /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
@@ -191,7 +192,10 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         on_interrupt: &(dyn Fn(PartialEpisode) + Sync),
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
-        let EpisodeSettings { world, tokenizer, context, .. } = &self.settings;
+        let EpisodeSettings { world, host, tokenizer, context, .. } = &self.settings;
+        if let Some(host) = host {
+            return self.run_hosted(host.as_ref(), &request, counters).await;
+        }
         let random = self.random(&request, request.key);
         let begin = Playthrough::begin(world.as_ref(), request.task, tokenizer, *context, random);
         let mut play = self.environment(request.key, begin).await?;
@@ -231,11 +235,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 turns.take(agent, turn);
             }
         }
-        let judging = JudgingGuard::new(counters);
-        let scored = self.judge(request.task, request.key, play.finish()?).await?;
-        drop(judging);
-        counters.scored.fetch_add(1, Ordering::Relaxed);
-        Ok(EpisodeOutcome::Scored(scored))
+        self.scored(&request, play.finish()?, counters).await
     }
 
     /// Requests for the turns of the agents that are asked, without those that are finished.
@@ -271,7 +271,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 let waiting = self.waits.start(episode.key, WaitTarget::Place);
                 let place = self.engine.place(episode.priority).await;
                 drop(waiting);
-                if self.stopping.load(Ordering::Relaxed) {
+                if self.stopping.is_set() {
                     return Ok(());
                 }
                 let waiting = self.waits.start(episode.key, WaitTarget::Engine);
@@ -280,7 +280,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                     on_interrupt();
                 };
                 let begun = turns.of(agent).map(into_generation);
-                let generation = self.generate(request, begun, &interrupted).await?;
+                let generation = complete(&self.engine, &self.stopping, request, begun, &interrupted).await?;
                 turns.set(agent, into_turn(generation));
                 drop((waiting, place));
                 Ok::<_, CollectError>(())
@@ -329,38 +329,52 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         request
     }
 
-    /// Generates one completion. If a weight update aborts it, it continues from its tokens; when the run stops,
-    /// the incomplete completion is returned. A request that is lost with its worker is submitted again, [`LOSSES`] times.
-    async fn generate(
+    /// Has an agent outside of this program play an episode. Nothing of it is kept when the run stops: it is played again.
+    async fn run_hosted(
         &self,
-        request: GenerateRequest,
-        mut generated: Option<Generation>,
-        on_interrupt: &(dyn Fn(&Generation) + Sync),
-    ) -> Result<Generation, CollectError> {
-        let mut losses = 0;
-        loop {
-            let mut request = request.clone();
-            if let Some(generated) = &generated {
-                request.prefix.clone_from(&generated.tokens);
-            }
-            let part = match self.engine.engine().generate(request).await {
-                Ok(part) => part,
-                Err(error) if error.is_retryable() && losses < LOSSES => {
-                    losses += 1;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let whole = match generated.take() {
-                Some(before) => before.then(part),
-                None => part,
-            };
-            if whole.stop != StopReason::Aborted || self.stopping.load(Ordering::Relaxed) {
-                return Ok(whole);
-            }
-            on_interrupt(&whole);
-            generated = Some(whole);
-        }
+        host: &dyn AgentHost,
+        request: &EpisodeRequest<'_>,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let timeout = self.settings.timeout;
+        let sampler = HostedSampler::new(&self.engine, &self.stopping, request.priority, timeout);
+        let episode = HostedEpisode {
+            task: request.task,
+            key: request.key,
+            random: self.random(request, request.key),
+            sampler: sampler.clone(),
+            sampling: request.sampling,
+            policy: self.settings.policies.of(None, request.purpose, request.key.ticket),
+            group: request.group,
+            priority: request.priority,
+        };
+        let waiting = self.waits.start(request.key, WaitTarget::Agent);
+        let segments = tokio::select! {
+            biased;
+            () = self.stopping.wait() => return Ok(EpisodeOutcome::Stopped(PartialEpisode::default())),
+            segments = host.run(episode) => segments,
+        };
+        drop(waiting);
+        let segments = match (segments, sampler.failure()) {
+            (Ok(segments), _) => segments,
+            (Err(_), Some(failure)) => return Err(failure.into()),
+            (Err(error), None) => return Err(error.into()),
+        };
+        self.scored(request, FinishedEpisode { segments, outcome: Outcome::default() }, counters).await
+    }
+
+    /// Judges a complete episode.
+    async fn scored(
+        &self,
+        request: &EpisodeRequest<'_>,
+        finished: FinishedEpisode,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let judging = JudgingGuard::new(counters);
+        let scored = self.judge(request.task, request.key, finished).await?;
+        drop(judging);
+        counters.scored.fetch_add(1, Ordering::Relaxed);
+        Ok(EpisodeOutcome::Scored(scored))
     }
 
     /// Describes at most `limit` of the longest waits of the episodes that `filter` accepts.
@@ -375,6 +389,13 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
                 WaitTarget::Environment => {
                     let activity = world.activity().map(|activity| format!(" ({activity})"));
                     format!("the `{}` environment{}", world.name(), activity.unwrap_or_default())
+                }
+                WaitTarget::Agent => {
+                    let activity = self.settings.host.as_ref().and_then(|host| host.activity_of(key));
+                    format!(
+                        "the agent{}",
+                        activity.map(|activity| format!(" ({activity})")).unwrap_or_default()
+                    )
                 }
                 WaitTarget::Place => "a place in the rollout engine".to_owned(),
                 WaitTarget::Engine => "the rollout engine".to_owned(),

@@ -8,6 +8,7 @@
 
 mod agent_policies;
 mod bounded;
+mod completion;
 mod concurrency;
 mod demonstrations;
 mod domain_metrics;
@@ -15,10 +16,12 @@ mod episode;
 mod error;
 mod evaluate;
 mod group;
+mod hosted;
 mod metrics;
 mod outcome;
 mod prompts;
 mod recorded;
+mod stopping;
 mod transcript;
 mod turn_rewards;
 mod turns;
@@ -34,6 +37,7 @@ pub use episode::{
 pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
+pub use hosted::{AgentHost, HostedEpisode, HostedSampler};
 pub use metrics::{batch_metrics, failure_metrics};
 pub use outcome::OutcomeRule;
 pub use prompts::{

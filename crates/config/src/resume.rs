@@ -8,10 +8,17 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 34] = [
+const WITHOUT_INFLUENCE: [&str; 40] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
+    // Of agents outside of the program.
+    "environment.cwd",
+    "environment.port",
+    "environment.concurrency",
+    "environment.attempts",
+    "environment.keep_logs",
+    "environment.lease_seconds",
     "run.threads",
     "run.stall_seconds",
     "run.keep_last",

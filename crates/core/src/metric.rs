@@ -78,6 +78,20 @@ metrics! {
     TOOL_MALFORMED_PREFIX = prefix "tools/malformed/", "calls";
     /// Calls of tools over a limit since the last step.
     TOOL_REFUSED = "tools/refused", "calls";
+    /// Episodes that agents outside of the program completed since the last step.
+    SESSION_EPISODES = "sessions/episodes", "episodes";
+    /// Mean number of calls of the policy in these episodes.
+    SESSION_CALLS = "sessions/calls", "calls";
+    /// Mean number of segments of these episodes: branches of their conversations.
+    SESSION_SEGMENTS = "sessions/segments", "segments";
+    /// Mean duration of these episodes.
+    SESSION_SECONDS = "time/session", "seconds";
+    /// Attempts of agents that failed since the last step.
+    SESSION_FAILED = "sessions/failed", "attempts";
+    /// Leases that ended without a result since the last step.
+    SESSION_EXPIRED = "sessions/expired", "leases";
+    /// Mean of a reward that agents reported, over the episodes that have it, since the last step. Its name follows.
+    SESSION_REWARD_PREFIX = prefix "sessions/reward/", "";
     /// Mean of a number that a reward function reported since the last step. The name follows.
     FUNCTION_PREFIX = prefix "function/", "";
     /// Fraction of the groups of the batch that are of a domain. Reported, like all metrics of domains, if the data has

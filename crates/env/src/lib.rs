@@ -21,6 +21,7 @@
 //! A [`World`] has several agents, each with prompts, turns and segments of its own: its [`Play`] says whose turns can be
 //! taken now, and a [`Playthrough`] assembles the segments of all agents. An environment is a world of one agent ([`Solo`]).
 
+mod agent;
 mod agent_segments;
 mod attempt;
 pub mod conformance;
@@ -46,6 +47,7 @@ mod tools;
 mod unrendered;
 mod world;
 
+pub use agent::{Agent, AgentEnvironment};
 pub use agent_segments::AgentSegments;
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};

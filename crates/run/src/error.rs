@@ -51,6 +51,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Hub(#[from] rloom_hub::HubError),
+    /// Agents outside of this program cannot be served.
+    #[error("`environment`: {0}")]
+    #[diagnostic(forward(0))]
+    Agents(#[from] rloom_agents::AgentError),
     /// The initial model of an existing run is neither among its files nor available where it came from.
     #[error("{} needs its initial model: {error}", run.display())]
     #[diagnostic(help("{reason}: make the model available again"))]
@@ -288,6 +292,9 @@ pub enum RunError {
         /// Name of the engine.
         engine: &'static str,
     },
+    /// Neither addresses of servers nor a folder with their model.
+    #[error("there are no addresses of inference servers, or the model is not in a folder")]
+    NoServers,
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     #[diagnostic(transparent)]

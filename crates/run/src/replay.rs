@@ -300,7 +300,7 @@ struct SamplePlayer<'a, R> {
     policies: &'a BTreeMap<u64, (PublishedPolicy, Origin)>,
 }
 
-impl<R: RolloutEngine> SamplePlayer<'_, R> {
+impl<R: RolloutEngine + 'static> SamplePlayer<'_, R> {
     /// Returns the first difference of a segment.
     async fn segment(&mut self, number: usize, segment: &Trajectory) -> Result<Option<Difference>, RunError> {
         let mut logprobs = &segment.logprobs[..];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
+    AgentHost, AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
     GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
 use rloom_config::layered::suggest;
@@ -14,7 +14,7 @@ use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, Sta
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::World;
+use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -23,7 +23,7 @@ use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerS
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
+use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains};
@@ -74,6 +74,8 @@ pub struct RunInputs {
     pub episode_hook: Option<EpisodeHook>,
     /// Judges that this process computes.
     pub judges: Arc<EmbeddedJudges>,
+    /// Servers of the agents that run outside of this program.
+    pub agents: Arc<AgentServers>,
     /// Machines of functions and reward models; without them this process starts them.
     pub functions: Option<FunctionHosts>,
 }
@@ -93,6 +95,7 @@ impl RunInputs {
             judges: Arc::new(EmbeddedJudges::new(Arc::clone(&hub), threads)),
             hub,
             episode_hook: None,
+            agents: Arc::default(),
             functions: None,
         }
     }
@@ -111,11 +114,11 @@ impl RunInputs {
         Arc::new(Tokenizer::clone(&self.tokenizer).with_template_variables(variables))
     }
 
-    fn episodes<R: RolloutEngine>(
+    fn episodes<R: RolloutEngine + 'static>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
-        data: &DataSettings,
-        world: Arc<dyn World>,
+        (name, data): (&str, &DataSettings),
+        (environment, world): (&EnvironmentSettings, Arc<dyn World>),
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
@@ -125,9 +128,13 @@ impl RunInputs {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         scorer.place(&|component| host_of(&format!("reward {component}")));
         scorer.open_models(self.judges.as_ref())?;
+        let tokenizer = self.tokenizer_of(data);
+        let runner = |agent| self.agents.runner(self, agent, name, data, &tokenizer, reward).map(Arc::new);
+        let runner = environment.agent().map(runner).transpose()?;
         let mut settings = EpisodeSettings {
-            world,
-            tokenizer: self.tokenizer_of(data),
+            world: runner.clone().map_or(world, |runner| Arc::new(Solo::new(runner))),
+            host: runner.map(|runner| runner as Arc<dyn AgentHost>),
+            tokenizer,
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
@@ -148,7 +155,7 @@ impl RunInputs {
     }
 
     /// The source of a stage's groups, the order of its tasks, and true if groups of several domains are sampled.
-    pub(crate) fn source<R: RolloutEngine>(
+    pub(crate) fn source<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         stage: &Stage,
@@ -189,8 +196,8 @@ impl RunInputs {
         let world = stage.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
-            &stage.data,
-            world,
+            (&stage.name, &stage.data),
+            (&stage.environment, world),
             &rollout.reward,
             &rollout.engine,
             index,
@@ -211,7 +218,7 @@ impl RunInputs {
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
-    pub(crate) fn evaluator<R: RolloutEngine>(
+    pub(crate) fn evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         eval: &EvalSettings,
@@ -228,7 +235,7 @@ impl RunInputs {
         Ok(own.with_sets(sets))
     }
 
-    fn set_evaluator<R: RolloutEngine>(
+    fn set_evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         prefix: &str,
@@ -243,8 +250,8 @@ impl RunInputs {
         let world = eval.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
-            &eval.data,
-            world,
+            (&prefix.trim().replace(' ', "-"), &eval.data),
+            (&eval.environment, world),
             &eval.reward,
             &eval.rollout,
             u32::MAX,

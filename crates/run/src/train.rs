@@ -23,7 +23,7 @@ use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::absolute_paths::with_absolute_paths;
-use crate::assembly::{EngineFactory, is_exact};
+use crate::assembly::{AgentServers, EngineFactory, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
@@ -145,6 +145,8 @@ pub(crate) fn run<F: EngineFactory>(
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
     events.track(&config.run.tracking, directory.path(), &Program::current().path);
+    let agents = Arc::new(AgentServers::in_folder(directory.agents()));
+    let inputs = &RunInputs { agents, ..inputs.clone() };
     Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 

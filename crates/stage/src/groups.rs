@@ -27,7 +27,7 @@ pub enum GroupSource<R> {
     Recorded(RecordedSource),
 }
 
-impl<R: RolloutEngine> GroupSource<R> {
+impl<R: RolloutEngine + 'static> GroupSource<R> {
     /// True if the groups are sampled.
     pub fn samples(&self) -> bool {
         matches!(self, Self::Rollouts(_))

@@ -262,7 +262,8 @@ pub enum Event {
     Sandbox {
         /// Name of the reward.
         reward: String,
-        /// The tier in force: `namespaces`, `landlock` or `none`; `server` if a server runs the programs.
+        /// The tier in force: `namespaces` or `landlock`, each with ` and control groups` where every program has one, or `none`;
+        /// `server` if a server runs the programs.
         tier: String,
     },
     /// The prompts of a stage or of the evaluation were measured.

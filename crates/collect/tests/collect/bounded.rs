@@ -176,6 +176,7 @@ pub(crate) fn judged_episodes(
 ) -> Arc<EpisodeRunner<RoundEngine>> {
     let tokenizer = Tokenizer::characters(&CharacterSettings::new(data().alphabet().unwrap())).unwrap();
     let settings = EpisodeSettings {
+        host: None,
         world: Arc::new(Solo::new(Arc::new(SingleTurn))),
         tokenizer: Arc::new(tokenizer),
         scorer: Arc::new(Scorer::from_rewards(vec![("exact".to_owned(), 1.0, reward)], on_error)),

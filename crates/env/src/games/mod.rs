@@ -151,6 +151,12 @@ impl Draws {
         Self::new(episode, SUGGESTIONS)
     }
 
+    /// A seed for a generator of another library, which may accept 32 bits only.
+    pub(crate) fn seed(&mut self) -> u32 {
+        self.position += 1;
+        self.stream.bits(self.position - 1) as u32
+    }
+
     /// Uniform in 0 ≤ x < 1.
     pub(crate) fn uniform(&mut self) -> f64 {
         self.position += 1;

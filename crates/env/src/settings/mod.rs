@@ -18,6 +18,7 @@ use serde_json::Value;
 
 pub(crate) use kind::Kind;
 
+use crate::agent::AgentEnvironment;
 use crate::games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
     SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
@@ -64,6 +65,8 @@ table::environments! {
     Mixture(MixtureSettings) = "mixture",
     /// A game of two agents that play each other.
     SelfPlay(SelfPlaySettings) = "self_play",
+    /// An agent outside of this program that calls the policy over HTTP.
+    Agent(AgentEnvironment) = "agent",
 }
 
 /// An environment that cannot be created.
@@ -83,6 +86,12 @@ pub enum EnvironmentUnusable {
          single one there"
     )]
     SeveralAgents,
+    /// An agent whose program does not exist.
+    #[error("`environment`: there is no program `{program}`")]
+    Agent {
+        /// The program.
+        program: String,
+    },
 }
 
 impl EnvironmentSettings {
@@ -156,6 +165,14 @@ impl EnvironmentSettings {
     /// Number of processes of a Python function; `None` if it is none, or one of the caller's process.
     pub fn processes(&self) -> Option<usize> {
         self.kind().processes()
+    }
+
+    /// The agent, if episodes are played outside of this program.
+    pub fn agent(&self) -> Option<&AgentEnvironment> {
+        match self {
+            Self::Agent(settings) => Some(settings),
+            _ => None,
+        }
     }
 
     /// Loads the Python function, if it is one, on the machines of `host` or on this one.

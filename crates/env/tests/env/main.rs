@@ -15,6 +15,7 @@ mod reasoning;
 mod segments;
 mod settings;
 mod support;
+mod tool_reasoning;
 mod tools;
 mod unrendered;
 mod worlds;

@@ -292,7 +292,7 @@ impl ConfiguredEngines {
     }
 
     /// A folder as the publication of a version.
-    fn open_folder(folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+    pub(super) fn open_folder(folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
         Ok(PublishedPolicy {
             policy: PolicyId::MAIN,
             version,

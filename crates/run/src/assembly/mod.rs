@@ -1,5 +1,6 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
+mod agents;
 mod configured;
 mod functions;
 mod further;
@@ -7,6 +8,7 @@ mod judges;
 mod placement;
 mod ranks;
 mod rollout;
+mod running_servers;
 mod servers;
 mod train;
 mod transfer;
@@ -34,10 +36,12 @@ use rloom_ops::Ctx;
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
+pub use self::agents::AgentServers;
 pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
 pub use self::judges::EmbeddedJudges;
 pub(crate) use self::placement::eval_prefix;
+pub use self::running_servers::running_servers;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 

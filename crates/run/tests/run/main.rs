@@ -1,5 +1,6 @@
 //! Whole runs.
 
+mod agents;
 mod changes;
 mod domains;
 mod engines;

@@ -34,6 +34,17 @@ impl ApiKey {
         Ok(Self(format!("{:032x}", u128::from_be_bytes(bytes))))
     }
 
+    /// True if the key begins with a prefix that a kind of clients requires.
+    pub fn has_prefix(&self, prefix: &str) -> bool {
+        self.0.starts_with(prefix)
+    }
+
+    /// The same key after a prefix that a kind of clients requires.
+    #[must_use]
+    pub fn with_prefix(self, prefix: &str) -> Self {
+        Self(format!("{prefix}{}", self.0))
+    }
+
     /// The key, to be shown to its owner.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -52,7 +63,7 @@ impl ApiKey {
     }
 
     /// Compares in a time that depends on the length of `given` alone.
-    fn equals(&self, given: &[u8]) -> bool {
+    pub(crate) fn equals(&self, given: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let mut difference = u8::from(own.len() != given.len());
         for (place, byte) in given.iter().enumerate() {

@@ -106,8 +106,7 @@ fn weights(folder: &Path) -> Vec<u8> {
 }
 
 /// Agents that name the policy; the tests play them in a game of their own.
-const AGENTS: &str =
-    "[environment]\nkind = 'chain'\norder = ['first', 'second']\nagents = { first = {}, second = { policy = 'other' } }\n";
+const AGENTS: &str = "[environment]\nkind = 'chain'\norder = ['first', 'second']\nagents = { first = {}, second = { policy = 'other' } }\n";
 const TRAINED: &str = "[policies.other]";
 
 /// Two policies with weights of their own share nothing but the reward.
