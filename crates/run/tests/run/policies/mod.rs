@@ -1,6 +1,6 @@
 //! Runs with several policies: trained together, frozen, or earlier versions as opponents.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kills;
 mod world;
