@@ -150,6 +150,11 @@ impl Optimizer {
         &self.settings
     }
 
+    /// Replaces the settings; moments and step count stay.
+    pub fn set_settings(&mut self, settings: OptimizerSettings) {
+        self.settings = settings;
+    }
+
     /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         self.step

@@ -30,7 +30,10 @@ mod settings;
 mod wire;
 
 pub use error::ServeError;
-pub use http::{ApiKey, Exchange, Server, Stopper, listen};
+pub use http::{
+    ApiKey, Exchange, Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute, Server,
+    Stopper, listen,
+};
 pub use model::ServedModel;
 pub use sampler::{Check, Completion, Sampler};
 pub use session::{

@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use rloom_text::calls::CallFormat;
 
@@ -10,8 +12,10 @@ Examples:
   rloom serve org/name --port 9000 --temperature 0.7
   RLOOM_API_KEY=... rloom serve path/to/model --host 0.0.0.0
   rloom serve path/to/model --url http://10.0.0.5:8000 --url http://10.0.0.6:8000
+  rloom serve org/name --train checkpoints
 
-Clients use http://127.0.0.1:8000/v1 as the base URL of OpenAI's API and http://127.0.0.1:8000 for Anthropic's.
+Clients use http://127.0.0.1:8000/v1 as the base URL of OpenAI's API and http://127.0.0.1:8000 for Anthropic's;
+with --train, http://127.0.0.1:8000 is also the base URL of the `tinker` SDK.
 SIGTERM and the first Ctrl-C let requests in flight finish, the second cancels them.")]
 pub(crate) struct Serve {
     /// A model folder, a hub name, or a run's folder (its best checkpoint).
@@ -46,6 +50,12 @@ pub(crate) struct Serve {
     /// Kind of the servers at --url.
     #[arg(long, value_name = "ENGINE", value_enum, default_value_t = ServerEngine::Vllm, requires = "urls")]
     pub(crate) engine: ServerEngine,
+    /// Also serve the training API of the `tinker` SDK, and keep its checkpoints in DIR.
+    #[arg(long, value_name = "DIR", conflicts_with = "urls")]
+    pub(crate) train: Option<PathBuf>,
+    /// Maximum number of models in training; each needs memory for its weights, gradient and moments.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "train")]
+    pub(crate) train_models: usize,
     #[command(flatten)]
     pub(crate) sampling: Sampling,
 }

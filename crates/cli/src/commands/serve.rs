@@ -1,5 +1,6 @@
-//! `rloom serve`: an inference server with the APIs of OpenAI and Anthropic.
+//! `rloom serve`: an inference server with the APIs of OpenAI and Anthropic, and the training API of the `tinker` SDK.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use rloom_engine::{OnUpdate, PublishedPolicy, RolloutEngine, RolloutEngineSettin
 use rloom_run::{Policy, assembly};
 use rloom_serve::{ApiKey, ServeSettings, ServedModel, Server, listen};
 use rloom_text::calls::CallFormat;
+use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -21,6 +23,10 @@ use crate::signals;
 const KEY_VARIABLE: &str = "RLOOM_API_KEY";
 /// Time without any of the servers at `--url` after which the command ends, in seconds.
 const SERVER_WAIT_SECONDS: f64 = 120.0;
+/// Prefix of all keys that clients of the training API send.
+const TRAIN_KEY_PREFIX: &str = "tml-";
+/// Connections of a server with the training API: clients keep one open for each result that they wait for.
+const TRAIN_CONNECTIONS: usize = 2048;
 /// Threads that tokenise prompts.
 const PROMPT_THREADS: usize = 4;
 
@@ -32,6 +38,9 @@ pub(crate) fn run(arguments: &Serve, output: Output) -> Result<(), Failure> {
     }
     if arguments.max_requests == 0 {
         return Err(Failure::usage_text("--max-requests must be at least 1"));
+    }
+    if arguments.train_models == 0 {
+        return Err(Failure::usage_text("--train-models must be at least 1"));
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -46,7 +55,7 @@ async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result
     let listener = listen(&arguments.host, arguments.port).await.map_err(Failure::usage)?;
     let address = listener.local_addr().map_err(Failure::failed_text)?;
     let is_random = key.is_none() && !address.ip().is_loopback();
-    let key = if is_random { Some(ApiKey::random().map_err(Failure::failed)?) } else { key };
+    let key = if is_random { Some(random_key(arguments)?) } else { key };
 
     let hub = downloads::hub(output);
     let own_key = key.clone();
@@ -56,7 +65,11 @@ async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result
         let model = served(arguments, &policy)?;
         let name = model.name.clone();
         let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
-        (server(listener, model, engine, weights, own_key, arguments, output).await?, name)
+        let mut server = server(listener, model, engine, weights, own_key, arguments, output).await?;
+        if let Some(folder) = &arguments.train {
+            server = server.with_extension(Arc::new(train_api(arguments, folder, &policy, &name)?));
+        }
+        (server, name)
     } else {
         let policy = policy::open_outside(&arguments.model, &hub, output)?;
         let model = served(arguments, &policy)?;
@@ -93,10 +106,12 @@ async fn server<E: RolloutEngine + 'static>(
     output: Output,
 ) -> Result<Server, Failure> {
     engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
+    let defaults = ServeSettings::default();
     let settings = ServeSettings {
+        max_connections: if arguments.train.is_some() { TRAIN_CONNECTIONS } else { defaults.max_connections },
         max_requests: arguments.max_requests,
         nonce: std::process::id(),
-        ..ServeSettings::default()
+        ..defaults
     };
     let log = move |exchange: &rloom_serve::Exchange| {
         output.info(&output.paint(FAINT, &exchange.to_string()));
@@ -136,7 +151,46 @@ fn announce(name: &str, url: &str, key: Option<ApiKey>, output: Output) -> Resul
 fn given_key(arguments: &Serve) -> Result<Option<ApiKey>, Failure> {
     let variable = || std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let given = arguments.api_key.clone().or_else(variable);
-    given.map(ApiKey::new).transpose().map_err(Failure::usage)
+    let key = given.map(ApiKey::new).transpose().map_err(Failure::usage)?;
+    match &key {
+        Some(key) if arguments.train.is_some() && !key.has_prefix(TRAIN_KEY_PREFIX) => {
+            Err(Failure::usage_text(format_args!(
+                "with --train, the API key must begin with `{TRAIN_KEY_PREFIX}`: the SDK sends no other keys"
+            )))
+        }
+        _ => Ok(key),
+    }
+}
+
+/// A random key that all clients of the server can send.
+fn random_key(arguments: &Serve) -> Result<ApiKey, Failure> {
+    let key = ApiKey::random().map_err(Failure::failed)?;
+    Ok(if arguments.train.is_some() { key.with_prefix(TRAIN_KEY_PREFIX) } else { key })
+}
+
+/// The training API over copies of a policy.
+fn train_api(arguments: &Serve, folder: &Path, policy: &Policy, name: &str) -> Result<TrainApi, Failure> {
+    // Clients load the tokenizer by the first name: a folder of this machine or a model of the hub.
+    let folder_of_model = policy.folder().filter(|_| Path::new(&arguments.model).exists());
+    let source = folder_of_model
+        .and_then(|folder| std::fs::canonicalize(folder).ok())
+        .map_or_else(|| arguments.model.clone(), |folder| folder.to_string_lossy().into_owned());
+    let mut names = vec![source, name.to_owned(), arguments.model.clone()];
+    if arguments.name.is_some() {
+        names.swap(0, 1);
+    }
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    let base = BaseModel {
+        names,
+        model: policy.model().map_err(Failure::from_run)?,
+        tokenizer: (*policy.tokenizer).clone(),
+        generation: policy.generation.clone(),
+        stop_tokens: policy.stop_tokens(),
+        ctx: rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?,
+    };
+    let settings = TrainApiSettings { max_models: arguments.train_models, ..TrainApiSettings::default() };
+    TrainApi::new(base, folder.to_owned(), settings).map_err(Failure::failed)
 }
 
 fn served(arguments: &Serve, policy: &Policy) -> Result<ServedModel, Failure> {

@@ -184,6 +184,34 @@ fn other_servers_compute_the_completions() {
 }
 
 #[test]
+fn the_training_api_is_served_as_well() {
+    let sandbox = trained();
+    let (_serving, server) = serve(&sandbox, &["--train", "trained", "--host", "0.0.0.0"]);
+    let key = server["api_key"].as_str().unwrap();
+    assert!(key.starts_with("tml-"), "the SDK sends no other keys: {key}");
+    let header = format!("x-api-key: {key}\r\n");
+    let call = |path: &str, body: Value| {
+        let (status, answer) = post(&server, &format!("/api/v1/{path}"), &header, &body);
+        assert_eq!(status, "200", "{answer}");
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    assert_eq!(post(&server, "/api/v1/create_session", "", &json!({"sdk_version": "0.38.0"})).0, "401");
+    let session = call("create_session", json!({"sdk_version": "0.38.0"}))["session_id"].clone();
+    let body = json!({"session_id": session, "model_seq_id": 0, "base_model": "rows"});
+    let model = call("create_model", body)["model_id"].clone();
+    let body = json!({"model_id": model, "seq_id": 1, "path": "first"});
+    let saved = call("save_weights", body)["request_id"].clone();
+    let result = call("retrieve_future", json!({"request_id": saved}));
+    let path = result["path"].as_str().unwrap();
+    // The checkpoint is a model of this program.
+    let folder = format!("trained/{}", path.strip_prefix("tinker://").unwrap().replace(':', "-"));
+    let generated = sandbox.run(&["generate", &folder, "1+2=", "--json", "--max-new-tokens", "4"]);
+    assert_eq!(generated.code, Some(0), "{}", generated.text());
+    let body = json!({"prompt": "1+2=", "max_tokens": 2});
+    assert_eq!(post(&server, "/v1/completions", &header, &body).0, "200");
+}
+
+#[test]
 fn wrong_arguments_are_errors_of_usage() {
     let sandbox = Sandbox::new();
     for (arguments, message) in [
@@ -194,6 +222,9 @@ fn wrong_arguments_are_errors_of_usage() {
         (&["serve", "nowhere", "--calls", "morse"], "the formats are hermes"),
         (&["serve", "nowhere", "--engine", "sglang"], "--url"),
         (&["serve", "nowhere", "--url", "http://127.0.0.1:1", "--threads", "2"], "no effect on the servers"),
+        (&["serve", "nowhere", "--train", "x", "--api-key", "own"], "the API key must begin with `tml-`"),
+        (&["serve", "nowhere", "--train", "x", "--train-models", "0"], "--train-models must be at least 1"),
+        (&["serve", "nowhere", "--train-models", "2"], "--train <DIR>"),
     ] {
         let result = sandbox.run(arguments);
         assert_eq!(result.code, Some(2), "{}", result.text());

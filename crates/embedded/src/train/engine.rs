@@ -117,6 +117,19 @@ impl EmbeddedTrainEngine {
         &self.gradients
     }
 
+    /// Replaces the settings of the optimizer from the next step on; moments and step count stay.
+    pub fn set_optimizer(&mut self, settings: OptimizerSettings) -> Result<(), TrainError> {
+        settings.validate().map_err(|error| TrainError::Optimizer(Box::new(error)))?;
+        self.optimizer.set_settings(settings);
+        Ok(())
+    }
+
+    /// Clears the gradient that was accumulated since the last step.
+    pub fn discard_gradient(&mut self) {
+        self.gradients.zero();
+        self.accumulated.clear();
+    }
+
     /// Ends the engine and returns the policy as it would be loaded from a checkpoint: without a value head, so that
     /// continuing from here and continuing from the checkpoint are equivalent.
     pub fn into_policy(self) -> Arc<Model> {

@@ -3,6 +3,7 @@
 mod division;
 mod engine;
 mod loss;
+mod scored;
 #[cfg(test)]
 mod tests;
 

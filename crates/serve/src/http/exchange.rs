@@ -41,13 +41,20 @@ pub(super) struct Logged {
     log: std::sync::Arc<Log>,
     began: Instant,
     exchange: Exchange,
+    /// Logged only if it fails.
+    is_frequent: bool,
 }
 
 impl Logged {
     pub(super) fn begin(log: &std::sync::Arc<Log>, route: &'static str) -> Self {
         let outcome = "client disconnected".to_owned();
         let exchange = Exchange { route, status: None, seconds: 0.0, tokens: None, outcome };
-        Self { log: std::sync::Arc::clone(log), began: Instant::now(), exchange }
+        Self { log: std::sync::Arc::clone(log), began: Instant::now(), exchange, is_frequent: false }
+    }
+
+    /// Logs the request only if it fails. Status 408 is the answer to a request that waits.
+    pub(super) fn only_failures(&mut self) {
+        self.is_frequent = true;
     }
 
     pub(super) fn status(&mut self, status: u16) {
@@ -66,6 +73,9 @@ impl Logged {
 
 impl Drop for Logged {
     fn drop(&mut self) {
+        if self.is_frequent && self.exchange.status.is_none_or(|status| status < 400 || status == 408) {
+            return;
+        }
         let elapsed: Duration = self.began.elapsed();
         self.exchange.seconds = elapsed.as_secs_f64();
         (self.log)(&self.exchange);

@@ -34,6 +34,17 @@ impl ApiKey {
         Ok(Self(format!("{:032x}", u128::from_be_bytes(bytes))))
     }
 
+    /// True if the key begins with a prefix that a kind of clients requires.
+    pub fn has_prefix(&self, prefix: &str) -> bool {
+        self.0.starts_with(prefix)
+    }
+
+    /// The same key after a prefix that a kind of clients requires.
+    #[must_use]
+    pub fn with_prefix(self, prefix: &str) -> Self {
+        Self(format!("{prefix}{}", self.0))
+    }
+
     /// The key, to be shown to its owner.
     pub fn reveal(&self) -> &str {
         &self.0

@@ -3,6 +3,7 @@
 mod answer;
 mod body;
 mod exchange;
+mod extension;
 mod key;
 mod origin;
 mod patient;
@@ -12,5 +13,6 @@ mod service;
 mod session;
 
 pub use exchange::Exchange;
+pub use extension::{Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute};
 pub use key::ApiKey;
 pub use server::{Server, Stopper, listen};

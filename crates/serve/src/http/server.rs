@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::exchange::{Exchange, Log};
+use super::extension::Extension;
 use super::key::ApiKey;
 use super::patient::PatientStream;
 use super::service::{Plain, Service, now};
@@ -112,7 +113,9 @@ impl Server {
         let (sender, phase) = watch::channel(Phase::Serving);
         let places = Arc::new(Semaphore::new(settings.max_requests.min(Semaphore::MAX_PERMITS)));
         let (created, number) = (now(), AtomicU64::new(0));
-        let service = Service { plain, sessions, settings, key, log, places, phase, created, number };
+        let extension = None;
+        let service =
+            Service { plain, sessions, extension, settings, key, log, places, phase, created, number };
         Self { listener, service: Arc::new(service), stopper: Stopper(sender) }
     }
 
@@ -121,6 +124,16 @@ impl Server {
     pub fn with_sessions(mut self, sessions: Sessions) -> Self {
         if let Some(service) = Arc::get_mut(&mut self.service) {
             service.sessions = Some(sessions);
+        }
+        self
+    }
+
+    /// Also serves another API. Its paths come before the server's own.
+    #[must_use]
+    pub fn with_extension(mut self, extension: Arc<dyn Extension>) -> Self {
+        // The service is not shared before the server runs.
+        if let Some(service) = Arc::get_mut(&mut self.service) {
+            service.extension = Some(extension);
         }
         self
     }

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::answer::{Answering, Replies, Source};
 use super::body::{self, AnswerBody};
 use super::exchange::{Log, Logged};
+use super::extension::{Extension, ExtensionRequest, ExtensionRoute};
 use super::key::ApiKey;
 use super::origin::is_local;
 use super::route::{self, Route, vendor};
@@ -80,6 +81,7 @@ struct Asked {
 /// What all requests share.
 pub(super) struct Service {
     pub(super) plain: Option<Plain>,
+    /// Sessions, if it serves them.
     pub(super) sessions: Option<Sessions>,
     pub(super) settings: ServeSettings,
     pub(super) key: Option<ApiKey>,
@@ -91,11 +93,18 @@ pub(super) struct Service {
     pub(super) created: u64,
     /// Requests so far.
     pub(super) number: AtomicU64,
+    /// Another API on this server.
+    pub(super) extension: Option<Arc<dyn Extension>>,
 }
 
 impl Service {
     /// Answers a request. Dropping the future, or the body of the answer, cancels it.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<AnswerBody> {
+        if let Some(extension) = &self.extension
+            && let Some(route) = extension.route(request.method(), request.uri().path())
+        {
+            return self.extended(route, Arc::clone(extension), request).await;
+        }
         let path = request.uri().path();
         let vendor = vendor(path);
         let (token, rest) = route::session(path);
@@ -160,6 +169,42 @@ impl Service {
         self.admit(headers)?;
         let Plain { model, sampler } = self.plain.as_ref().ok_or_else(nothing)?;
         Ok(Answerer::Plain(Arc::clone(model), Arc::clone(sampler)))
+    }
+
+    /// Answers a request of the extension. It has a place only until its body has been read: what it waits for is bounded by
+    /// the extension.
+    async fn extended(
+        &self,
+        route: ExtensionRoute,
+        extension: Arc<dyn Extension>,
+        request: Request<Incoming>,
+    ) -> Response<AnswerBody> {
+        let mut logged = Logged::begin(&self.log, route.name);
+        if route.is_frequent {
+            logged.only_failures();
+        }
+        let admitted = match extension.key() {
+            Some(key) if key.is_in(request.headers()) => Ok(()),
+            Some(_) => Err(Problem::new(ProblemKind::Unauthorized, "the key is missing or wrong")),
+            None => self.admit(request.headers()),
+        };
+        let place = match admitted.and_then(|()| self.place()) {
+            Ok(place) => place,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        let (parts, body) = request.into_parts();
+        let ServeSettings { max_body, body_timeout, .. } = self.settings;
+        let body = match body::read(&parts.headers, body, max_body, body_timeout).await {
+            Ok(body) => body,
+            Err(problem) => return refused(&problem, Vendor::OpenAi, logged),
+        };
+        drop(place);
+        let path = parts.uri.path().to_owned();
+        let request = ExtensionRequest { method: parts.method, path, headers: parts.headers, body };
+        let answer = extension.answer(request).await;
+        logged.status(answer.status.as_u16());
+        logged.end(answer.outcome.as_str());
+        answer.into_response()
     }
 
     async fn health(&self, mut logged: Logged) -> Response<AnswerBody> {

@@ -295,6 +295,7 @@ impl Trie {
             versions: Vec::new(),
             stop: StopReason::Aborted,
             attachments: Vec::new(),
+            agent: None,
         };
         for &turn in &branch.turns {
             let Turn { extension, step, is_cut, .. } = &self.turns[turn];

@@ -1,0 +1,24 @@
+use std::io;
+use std::path::PathBuf;
+
+/// The training API cannot start.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+pub enum TrainApiError {
+    /// The folder for checkpoints cannot be used.
+    #[error("cannot use {path} for checkpoints: {source}")]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Reason of the operating system.
+        source: io::Error,
+    },
+    /// The thread that trains cannot start.
+    #[error("cannot start the training thread: {0}")]
+    Thread(io::Error),
+    /// The operating system gave no random bytes for identifiers.
+    #[error("cannot create random identifiers: {message}")]
+    Random {
+        /// Explanation.
+        message: String,
+    },
+}
