@@ -441,7 +441,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             let learner = LearnerState {
                 optimizer_steps: state.optimizer_steps,
                 skipped_steps: state.skipped_steps,
-                algorithm: state.algorithm,
+                algorithm: state.algorithm.clone(),
             };
             (learner, state.counters.clone())
         });

@@ -205,43 +205,30 @@ fn loss_inputs(sequences: &[Sequence], loss: &Loss) -> LossInputs {
 mod tests {
     use std::collections::BTreeMap;
 
-    use prost::Message;
     use serde_json::json;
 
     use super::*;
+    use crate::wire::{Chunk, EncodedText, Tensor};
 
-    fn tensor(values: &serde_json::Value, integers: bool) -> Vec<u8> {
+    fn tensor(values: &serde_json::Value, integers: bool) -> Tensor {
         let numbers = values.as_array().unwrap();
         let dense = if integers {
             wire::bytes_of(numbers.iter().map(|v| v.as_i64().unwrap().to_le_bytes()))
         } else {
             wire::bytes_of(numbers.iter().map(|v| (v.as_f64().unwrap() as f32).to_le_bytes()))
         };
-        // Field 1 with the numbers, field 3 with their type.
-        let mut bytes = vec![0x0A, u8::try_from(dense.len()).unwrap()];
-        bytes.extend(dense);
-        bytes.extend([0x18, if integers { 2 } else { 1 }]);
-        bytes
+        Tensor { dense: Some(dense), sparse: None, dtype: if integers { 2 } else { 1 }, shape: Vec::new() }
     }
 
     /// A datum from its tokens and tensors.
     fn datum(tokens: &[i32], inputs: &serde_json::Value) -> Datum {
-        let text = wire::bytes_of(tokens.iter().map(|token| token.to_le_bytes()));
-        let mut chunk =
-            vec![0x0A, u8::try_from(text.len() + 2).unwrap(), 0x0A, u8::try_from(text.len()).unwrap()];
-        chunk.extend(text);
-        let mut datum = vec![0x0A, u8::try_from(chunk.len()).unwrap()];
-        datum.extend(chunk);
-        for (name, values) in inputs.as_object().unwrap() {
-            let tensor = tensor(values, name == "target_tokens");
-            let mut entry = vec![0x0A, u8::try_from(name.len()).unwrap()];
-            entry.extend(name.as_bytes());
-            entry.extend([0x12, u8::try_from(tensor.len()).unwrap()]);
-            entry.extend(tensor);
-            datum.extend([0x12, u8::try_from(entry.len()).unwrap()]);
-            datum.extend(entry);
-        }
-        Datum::decode(&datum[..]).unwrap()
+        let text = EncodedText { tokens: wire::bytes_of(tokens.iter().map(|token| token.to_le_bytes())) };
+        let chunk = Chunk { encoded_text: Some(text), image: None, audio: None };
+        let named = |(name, values): (&String, &serde_json::Value)| {
+            (name.clone(), tensor(values, name == "target_tokens"))
+        };
+        let loss_fn_inputs = inputs.as_object().unwrap().iter().map(named).collect();
+        Datum { model_input: vec![chunk], loss_fn_inputs }
     }
 
     fn loss(name: &str) -> Loss {

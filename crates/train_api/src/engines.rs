@@ -12,8 +12,6 @@ use tokio::sync::{Mutex, Notify};
 use crate::base::BaseModel;
 use crate::problem::Failed;
 
-/// Memory for keys and values of each engine in MiB.
-const CACHE_MIB: usize = 512;
 /// Restarts of a lane whose thread has panicked.
 const RESTARTS: u32 = 3;
 
@@ -120,12 +118,7 @@ impl Engines {
 
 async fn create(base: &BaseModel) -> Result<EmbeddedRolloutEngine, Failed> {
     let base = base.clone();
-    let settings = RolloutSettings {
-        lanes: 1,
-        kv_memory_mib: CACHE_MIB,
-        restarts: RESTARTS,
-        ..RolloutSettings::default()
-    };
+    let settings = RolloutSettings { lanes: 1, restarts: RESTARTS, ..RolloutSettings::default() };
     let create =
         move || EmbeddedRolloutEngine::new(base.model.config(), &base.ctx, &settings, Some(base.tokenizer));
     Ok(blocking(create).await??)

@@ -92,8 +92,20 @@ impl Registry {
         self.models.len()
     }
 
-    pub(crate) fn samplers(&self) -> usize {
-        self.samplers.len()
+    /// Makes room for one more sampler: a loop that publishes its weights in every step never closes the samplers of earlier
+    /// ones. Removes the oldest whose weights were released. False if there are `most` others.
+    pub(crate) fn make_room(&mut self, most: usize) -> bool {
+        if self.samplers.len() < most {
+            return true;
+        }
+        let released =
+            |sampler: &Sampler| sampler.weights > 0 && sampler.model.is_none() && sampler.path.is_none();
+        let oldest =
+            self.samplers.iter().filter(|(_, sampler)| released(sampler)).min_by_key(|(_, s)| s.weights);
+        match oldest.map(|(id, _)| id.clone()) {
+            Some(id) => self.samplers.remove(&id).is_some(),
+            None => false,
+        }
     }
 
     pub(crate) fn has_model(&self, id: &str) -> bool {

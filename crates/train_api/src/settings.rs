@@ -7,7 +7,7 @@ pub struct TrainApiSettings {
     pub max_models: usize,
     /// Sessions at the same time.
     pub max_sessions: usize,
-    /// Sampling sessions at the same time.
+    /// Sampling sessions at the same time. Those whose weights were released make room for others.
     pub max_samplers: usize,
     /// Weights in memory for sampling, besides those of the base model. The oldest are released; those with a name are read
     /// again when they are needed.

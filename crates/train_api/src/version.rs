@@ -6,7 +6,7 @@ use crate::problem::Problem;
 type Version = (u32, u32, u32);
 
 /// First tested version.
-pub(crate) const FIRST: Version = (0, 38, 0);
+pub(crate) const FIRST: Version = (0, 36, 0);
 /// Last tested version.
 pub(crate) const LAST: Version = (0, 38, 0);
 
@@ -42,10 +42,22 @@ mod tests {
 
     #[test]
     fn only_tested_versions_are_served() {
-        for good in [text(FIRST), text(LAST)] {
+        for good in [text(FIRST), "0.37.2".to_owned(), text(LAST)] {
             assert!(check(&good).is_ok(), "{good}");
         }
-        for bad in ["0.18.0", "0.99.0", "1.38.0", "0.38", "0.38.0.1", "0.38.0rc1", "", "latest", "0.-1.0"] {
+        for bad in [
+            "0.18.0",
+            "0.35.9",
+            "0.38.1",
+            "0.99.0",
+            "1.38.0",
+            "0.38",
+            "0.38.0.1",
+            "0.38.0rc1",
+            "",
+            "latest",
+            "0.-1.0",
+        ] {
             let problem = check(bad).unwrap_err();
             assert!(problem.message.contains(&text(LAST)), "{}", problem.message);
         }

@@ -1,9 +1,9 @@
 //! Credit of several agents, by hand.
 
-use rloom_algo::estimators::{Magrpo, Marti, PerAgent, RoleBaseline};
+use rloom_algo::estimators::{Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
 use rloom_algo::{
     AdvantageSpec, Advantages, AgentPart, AgentTurn, EpisodeRewards, Estimator, GroupRewards, RoleBaselines,
-    RunningMoments, Shaping, ShapingHistory, advantages_of_roles,
+    RunningMoments, Shaping, ShapingHistory, StepReward, advantages_of_roles,
 };
 
 /// Agents with their own reward and the rewards of their turns, of one token each.
@@ -200,4 +200,28 @@ fn magrpo_discounts_the_joint_reward_over_turns() {
     assert_near(&tokens(&found, 0, 0, 4), &[0.5 - third, 0.5, 0.5 - third, 0.5]);
     assert_near(&tokens(&found, 0, 1, 3), &[-third, -0.5, -third]);
     assert_near(&tokens(&found, 0, 2, 1), &[0.5 - third]);
+}
+
+/// In a game of two agents the steps of one are not followed by those of the other, and each has its own reward.
+#[test]
+fn steps_of_an_agent_are_followed_by_its_own() {
+    let step = |at: usize, reward: f64, state: &'static str| StepReward {
+        tokens: (at, at + 1),
+        reward,
+        state: Some(state),
+    };
+    let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -1.0, "o")];
+    let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 1.0, "o")];
+    let turns: [&[Option<f64>]; 2] = [&[None, None], ONE];
+    let win = parts(&[("first", Some(1.0), turns[0]), ("second", Some(-1.0), turns[1])]);
+    let loss = parts(&[("first", Some(-1.0), turns[0]), ("second", Some(1.0), turns[1])]);
+    let episode = |steps, agents| EpisodeRewards { steps, agents, ..EpisodeRewards::new(Some(0.0), 3) };
+    let group = GroupRewards { episodes: vec![episode(&won, &win), episode(&lost, &loss)] };
+    let settings = Gigpo { gamma: 0.5, divide_by_std: false, ..Gigpo::default() };
+    let spec = AdvantageSpec { estimator: Estimator::Gigpo(settings), kl_coef: 0.0, whiten: false };
+    let found =
+        advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &[group]).unwrap();
+    // Episode: ±1. Steps: ±0.5 from the start, none in states seen once, ±1 in "o".
+    assert_near(&tokens(&found, 0, 0, 3), &[1.5, 1.0, -2.0]);
+    assert_near(&tokens(&found, 0, 1, 3), &[-1.5, -1.0, 2.0]);
 }

@@ -66,8 +66,11 @@ def play(task):
     return 0.0
 "#;
 
-/// The environments: a game of this program, whose turns a resumed run plays again, and one in a process of its own.
+/// The environments: a game of this program, whose turns a resumed run plays again, one in a process of its own, a game of two
+/// agents, and agents that are asked at the same time.
 const GAME: &str = "game";
+const SELF_PLAY: &str = "self-play";
+const DEBATE: &str = "debate";
 const PROCESS: &str = "process";
 /// Turns after the first ones of their episodes up to the kill.
 const KILL: u64 = 60;
@@ -84,6 +87,19 @@ fn config(kind: &str, directory: &Path) -> Config {
     );
     let own: &[&str] = match kind {
         GAME => &["data.generator=frozen_lake", "environment={kind='frozen_lake',max_turns=8,slippery=true}"],
+        SELF_PLAY => &[
+            "data.generator=tic_tac_toe",
+            "environment={kind='self_play',game='tic_tac_toe',max_turns=6}",
+            "stage.algorithm.advantage=role_baseline",
+        ],
+        DEBATE => &[
+            "data.generator=arithmetic",
+            "data.operations=['+']",
+            "data.max_digits=1",
+            "environment={kind='debate',rounds=3,separator='+',agents={a={count=2,revise='{task}{others}'}}}",
+            "reward.components=[{kind='random'}]",
+            "stage.algorithm.advantage=per_agent",
+        ],
         _ => &["data.generator=arithmetic", "data.operations=['+']", "data.max_digits=1", &python],
     };
     let schedule = ["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=4"];
@@ -288,6 +304,18 @@ fn games_that_are_killed_in_the_middle_end_in_the_same_bytes() {
 #[test]
 fn games_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
     stopped(GAME);
+}
+
+#[test]
+fn episodes_of_several_agents_that_are_killed_in_the_middle_end_in_the_same_bytes() {
+    killed(SELF_PLAY);
+    killed(DEBATE);
+}
+
+#[test]
+fn episodes_of_several_agents_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
+    stopped(SELF_PLAY);
+    stopped(DEBATE);
 }
 
 #[test]

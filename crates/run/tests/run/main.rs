@@ -24,6 +24,7 @@ mod rows_of_runs;
 mod sampler;
 mod search;
 mod segments;
+mod self_play;
 mod staleness;
 #[expect(
     dead_code,

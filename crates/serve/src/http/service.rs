@@ -8,7 +8,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -81,6 +81,8 @@ struct Asked {
 /// What all requests share.
 pub(super) struct Service {
     pub(super) plain: Option<Plain>,
+    /// Sessions, if it serves them.
+    pub(super) sessions: Option<Sessions>,
     pub(super) settings: ServeSettings,
     pub(super) key: Option<ApiKey>,
     pub(super) log: Arc<Log>,
@@ -103,6 +105,7 @@ impl Service {
         {
             return self.extended(route, Arc::clone(extension), request).await;
         }
+        let path = request.uri().path();
         let vendor = vendor(path);
         let (token, rest) = route::session(path);
         let route = match Route::of(request.method(), rest, token.is_some()) {

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import http from "node:http";
+import { text } from "node:stream/consumers";
 import Anthropic from "@anthropic-ai/sdk";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
@@ -14,25 +15,26 @@ const user = (text) => [{ role: "user", content: text }];
 const sun = ({ city }) => `${city}:sun`;
 let lost = 0;
 
-// A proxy that forwards the first attempt of each request, and closes the connection once it has the answer.
+// A proxy that forwards each request, but the first time closes the connection once it has the answer.
 async function losing(url) {
   const { hostname, port, pathname } = new URL(url);
-  const server = http.createServer((request, response) => {
-    const headers = { ...request.headers, host: "localhost" };
-    const sent = http.request({ hostname, port, path: request.url, method: request.method, headers }, (answer) => {
-      const parts = [];
-      answer.on("data", (part) => parts.push(part));
-      answer.on("end", () => {
-        if ((request.headers["x-stainless-retry-count"] ?? "0") === "0") {
-          lost += 1;
-          request.socket.destroy();
-          return;
-        }
-        response.writeHead(answer.statusCode, { "content-type": answer.headers["content-type"] });
-        response.end(Buffer.concat(parts));
-      });
+  const seen = new Set();
+  const server = http.createServer(async (request, response) => {
+    const body = await text(request);
+    const { "transfer-encoding": _, ...headers } = request.headers;
+    headers["content-length"] = Buffer.byteLength(body);
+    const sent = http.request({ hostname, port, path: request.url, method: request.method, headers }, async (answer) => {
+      const content = await text(answer);
+      if (!seen.has(body)) {
+        seen.add(body);
+        lost += 1;
+        request.socket.destroy();
+        return;
+      }
+      response.writeHead(answer.statusCode, { "content-type": answer.headers["content-type"] });
+      response.end(content);
     });
-    request.pipe(sent);
+    sent.end(body);
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   server.unref();
@@ -87,6 +89,15 @@ async function anthropic(url) {
   assert.equal(last.content[0].text, BOTH);
 }
 
+async function anthropicCancelled(url) {
+  const client = new Anthropic({ baseURL: url, apiKey: "unused" });
+  let events = 0;
+  for await (const _ of client.messages.stream({ model: "any", max_tokens: 4000, messages: user("slow") })) {
+    events += 1;
+    if (events === 4) break;
+  }
+}
+
 async function ai(url) {
   const provider = createOpenAICompatible({ name: "own", baseURL: `${url}/v1` });
   const weather = tool({ description: "d", inputSchema: z.object({ city: z.string() }), execute: async (input) => sun(input) });
@@ -95,7 +106,7 @@ async function ai(url) {
   assert.equal(await streamText({ ...options, system: "s" }).text, BOTH);
 }
 
-const cases = { openai, responses, cancelled, anthropic, ai };
+const cases = { openai, responses, cancelled, anthropic, anthropicCancelled, ai };
 let failed = 0;
 for (const [name, url] of Object.entries(JSON.parse(process.env.RLOOM_SESSIONS))) {
   const loses = name.endsWith(" lost");

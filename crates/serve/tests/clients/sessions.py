@@ -127,6 +127,15 @@ def anthropic(url):
     assert answer.content[0].text == BOTH
 
 
+def anthropic_cancelled(url):
+    from anthropic import Anthropic
+
+    limits = {"model": "any", "max_tokens": 4000}
+    with Anthropic(base_url=url).messages.stream(**limits, messages=user("slow")) as stream:
+        events = iter(stream.text_stream)
+        next(events), next(events)
+
+
 async def openai_agents(url, api):
     from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
     from openai import AsyncOpenAI

@@ -118,6 +118,7 @@ fn agents_python_sessions() {
         ("openai_responses lost", linear),
         ("anthropic", linear),
         ("anthropic lost", linear),
+        ("anthropic_cancelled", &[1]),
         ("openai_agents chat", &[2, 2]),
         ("openai_agents chat lost", &[2, 2]),
         ("openai_agents responses", &[2, 2]),
@@ -159,7 +160,10 @@ fn agents_node_sessions() {
         ("cancelled", &[1]),
         ("anthropic", linear),
         ("anthropic lost", linear),
+        ("anthropicCancelled", &[1]),
         ("ai", &[2, 2]),
+        // It does not say that it repeats a request: the lost answers are branches.
+        ("ai lost", &[1, 2, 1, 1, 2, 1]),
     ];
     run_in_sessions(Path::new("node"), &script, cases);
 }

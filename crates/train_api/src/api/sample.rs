@@ -16,10 +16,10 @@ use crate::shared::Shared;
 use crate::wire::{CreateSamplingSession, RequestId, Sample};
 
 impl TrainApi {
-    /// Refuses one more sampler if there are too many.
+    /// Makes room for one more sampler; an error if there are too many.
     pub(super) fn check_samplers(&self) -> Result<(), Problem> {
         let most = self.shared.settings.max_samplers;
-        if self.shared.registry().samplers() < most {
+        if self.shared.registry().make_room(most) {
             return Ok(());
         }
         Err(Problem::busy(format!("{most} sampling sessions are open, which is the limit")))

@@ -21,6 +21,8 @@ impl TrainApi {
             "sample_max_concurrent_requests": self.shared.settings.max_samples,
             "sample_use_retrieve_futures": false,
             "custom_loss_server_side": false,
+            // Of versions before 0.38, later ones always do so.
+            "create_model_via_load_weights": true,
         }))
     }
 

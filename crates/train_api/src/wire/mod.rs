@@ -13,6 +13,8 @@ pub(crate) use proto::{
     ArrayRecord, BatchedTensor, Datum, ForwardBackwardOutput, ForwardBackwardRequest, LossConfigValue,
     SampleResponse, SampledSequence,
 };
+#[cfg(test)]
+pub(crate) use proto::{Chunk, EncodedText, Tensor};
 pub(crate) use tensor::{bytes_of, floats, integers, tokens};
 
 /// Number of `f32` in the wire's enumeration of element types.

@@ -27,7 +27,7 @@ fn other_versions_of_the_sdk_are_refused() {
             let refused = sent(version);
             assert_eq!(refused.status, 400, "{path}");
             let message = refused.json()["detail"].as_str().unwrap().to_owned();
-            assert!(message.contains("install `tinker` 0.38.0"), "{message}");
+            assert!(message.contains("install `tinker` 0.36.0 to 0.38.0"), "{message}");
         }
     }
 }
@@ -106,17 +106,22 @@ fn sessions_models_and_samplers_are_bounded() {
     let body = json!({"session_id": two.session, "model_seq_id": 0, "base_model": MODEL});
     assert_eq!(two.post("create_model", &body).status, 429);
     let (first, second) = (model.publish(), model.publish());
-    let body = json!({"session_id": two.session, "sampling_session_seq_id": 0, "base_model": MODEL});
-    assert_eq!(two.post("create_sampling_session", &body).status, 429);
     // Only the latest weights are kept.
     one.sample(&second, &[1, 2], 1, &json!({})).unwrap();
     let released = one.sample(&first, &[1, 2], 1, &json!({})).unwrap_err();
     assert!(released.contains("were released"), "{released}");
+    // Samplers without weights make room for others, those with weights do not.
+    let body = json!({"session_id": two.session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    assert_eq!(two.post("create_sampling_session", &body).status, 200);
+    assert!(one.sample(&first, &[1, 2], 1, &json!({})).unwrap_err().starts_with("404"));
+    one.sample(&second, &[1, 2], 1, &json!({})).unwrap();
+    let more = json!({"session_id": two.session, "sampling_session_seq_id": 1, "base_model": MODEL});
+    assert_eq!(two.post("create_sampling_session", &more).status, 429);
     // What a session had is free after it.
     assert_eq!(one.post(&format!("sessions/{}/finish", one.session), &json!({})).status, 200);
     assert_eq!(server.api.models(), 0);
     two.model(0);
-    assert_eq!(two.post("create_sampling_session", &body).status, 200);
+    assert_eq!(two.post("create_sampling_session", &more).status, 200);
     Client::new(&server);
 }
 
