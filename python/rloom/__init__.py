@@ -5,17 +5,22 @@ from rloom._native import VERSION as __version__
 from rloom._native import NativeError
 from rloom._run import Evaluation, Rollout, Run, Sample, Step, load_run
 from rloom._train import RunFailedError, train
+from rloom.agent import LeaseError, Session, session, sessions
 
 __all__ = [
     "Evaluation",
+    "LeaseError",
     "NativeError",
     "RloomError",
     "Rollout",
     "Run",
     "RunFailedError",
     "Sample",
+    "Session",
     "Step",
     "__version__",
     "load_run",
+    "session",
+    "sessions",
     "train",
 ]

@@ -2,7 +2,8 @@
 
 Each function returns the environment for a line of that file, such as
 `lake = rloom.environments.gymnasium("FrozenLake-v1", is_slippery=False)`. The libraries are not dependencies of
-this package. An episode is seeded with the index of its task, so the episodes of a group begin alike.
+this package. An episode begins with the index of its task as its seed, so the episodes of a group begin alike; what
+follows by chance has a seed of each episode where the library allows it (gymnasium, TextArena).
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def gymnasium(
 
         return library.make(environment, **options)
 
-    def play(task: dict[str, Any], seed: int) -> Generator[Any, str, float]:
+    def play(task: dict[str, Any], seed: int, episode_seed: int) -> Generator[Any, str, float]:
         made = make()
         with contextlib.closing(made) if hasattr(made, "close") else contextlib.nullcontext():
             shown, parsed = show or _shown, parse or _action(made)
-            return (yield from _steps(made, task, seed, parsed, shown, invalid_reward))
+            return (yield from _steps(made, task, (seed, episode_seed), parsed, shown, invalid_reward))
 
     return play
 
@@ -78,13 +79,13 @@ def textarena(
     if players > 1 and opponent is None:
         raise ValueError(f"{environment} with {players} players needs an `opponent`")
 
-    def play(task: dict[str, Any], seed: int) -> Generator[Any, str, float]:
+    def play(task: dict[str, Any], seed: int, episode_seed: int) -> Generator[Any, str, float]:
         import textarena as library
 
-        chance = _Chance(seed)
-        with chance.own():
+        with _Chance(seed).own():
             made = library.make(environment, **options)
             made.reset(num_players=players, seed=seed)
+        chance = _Chance(episode_seed)
         seen, prompt, done = "", _before(task), False
         while True:
             with chance.own():
@@ -224,13 +225,17 @@ def openenv(
 def _steps(
     environment: Any,
     task: dict[str, Any],
-    seed: int,
+    seeds: tuple[int, int],
     parse: Callable[[str], Any],
     show: Callable[[Any, Any], str],
     invalid_reward: float,
 ) -> Generator[Any, str, float]:
-    """Plays an environment with `reset` and `step` of gymnasium."""
-    observation, _ = environment.reset(seed=seed)
+    """Plays an environment with `reset` and `step` of gymnasium. `seeds` are of its beginning and of what follows."""
+    observation, _ = environment.reset(seed=seeds[0])
+    inner = getattr(environment, "unwrapped", environment)
+    generator = getattr(inner, "np_random", None)
+    if hasattr(generator, "bit_generator"):
+        inner.np_random = type(generator)(type(generator.bit_generator)(seeds[1]))
     reply = yield {"messages": _before(task) + show(observation, environment), "state": str(observation)}
     while True:
         try:

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RunningMoments};
+use crate::{AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RoleBaselines, RunningMoments};
 
 /// Adapts the weight of the KL in the reward towards a target divergence (arXiv 1909.08593, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,7 +63,7 @@ impl EntropyControl {
 ///
 /// Used by [`Algorithm::advantage_at`] and [`Algorithm::loss_at`]; updated by [`Self::after_batch`] and
 /// [`Self::after_step`].
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AlgorithmState {
     /// Moments of the rewards so far.
@@ -74,18 +74,20 @@ pub struct AlgorithmState {
     pub entropy_coef: Option<f64>,
     /// Mean entropy of the last optimiser step (nats per token), if the bonus adapts.
     pub entropy: Option<f64>,
+    /// Averages of the rewards of agents so far, by name.
+    #[serde(skip_serializing_if = "RoleBaselines::is_empty")]
+    pub roles: RoleBaselines,
 }
 
 impl AlgorithmState {
     /// The state after the advantages of a batch. The weight of the KL adapts to the batch's divergence for the next
     /// batch.
     #[must_use]
-    pub fn after_batch(self, algorithm: &Algorithm, advantages: &Advantages) -> Self {
-        let mut next = Self { rewards: advantages.running, ..self };
+    pub fn after_batch(&self, algorithm: &Algorithm, advantages: &Advantages) -> Self {
         let report = &advantages.report;
-        if let (Some(control), Some(spec), Some(observed)) =
-            (algorithm.kl_control, algorithm.advantage_at(&self), report.kl)
-        {
+        let spec = algorithm.advantage_at(self);
+        let mut next = Self { rewards: advantages.running, roles: advantages.roles.clone(), ..self.clone() };
+        if let (Some(control), Some(spec), Some(observed)) = (algorithm.kl_control, spec, report.kl) {
             next.kl_coef = Some(control.next(spec.kl_coef, observed, report.episodes as u64));
         }
         next
@@ -93,12 +95,12 @@ impl AlgorithmState {
 
     /// The state after an optimiser step. A step without tokens does not change it.
     #[must_use]
-    pub fn after_step(self, algorithm: &Algorithm, metrics: &LossMetrics) -> Self {
+    pub fn after_step(&self, algorithm: &Algorithm, metrics: &LossMetrics) -> Self {
         let (Some(control), Some(entropy)) = (algorithm.entropy_control, metrics.entropy) else {
-            return self;
+            return self.clone();
         };
         let coef = self.entropy_coef.unwrap_or(algorithm.loss.entropy_coef);
-        Self { entropy_coef: Some(control.next(coef, entropy)), entropy: Some(entropy), ..self }
+        Self { entropy_coef: Some(control.next(coef, entropy)), entropy: Some(entropy), ..self.clone() }
     }
 }
 

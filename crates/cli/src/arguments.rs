@@ -16,7 +16,7 @@ pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 pub(crate) use self::node::{Guard, Node};
 pub(crate) use self::play::{Env, Play};
 pub(crate) use self::reward::{Calibrate, Reward, RewardTest};
-pub(crate) use self::serve::Serve;
+pub(crate) use self::serve::{Serve, ServerEngine};
 
 /// Trains language models with reinforcement learning.
 #[derive(Debug, Parser)]

@@ -36,3 +36,26 @@ pub(crate) async fn join_all<F: Future + Unpin>(
     .await;
     outputs.into_iter().flatten().collect()
 }
+
+/// Drives futures concurrently and returns their outputs in order, or the first error: the others are then dropped.
+pub(crate) async fn try_join_all<T, E, F: Future<Output = Result<T, E>> + Unpin>(
+    futures: impl IntoIterator<Item = F>,
+) -> Result<Vec<T>, E> {
+    let mut futures: Vec<F> = futures.into_iter().collect();
+    let mut outputs: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, output) in futures.iter_mut().zip(&mut outputs) {
+            if output.is_some() {
+                continue;
+            }
+            match Pin::new(future).poll(context) {
+                Poll::Ready(Ok(value)) => *output = Some(value),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {}
+            }
+        }
+        if outputs.iter().all(Option::is_some) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await?;
+    Ok(outputs.into_iter().flatten().collect())
+}

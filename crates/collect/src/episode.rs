@@ -1,25 +1,28 @@
 //! Episodes: engine and environment take turns, then the reward judges the trajectory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_core::{Failure, PolicyId, Purpose, RandomKey, Rewards, SampleKey, StopReason, Task, Trajectory};
+use rloom_core::{Failure, Purpose, RandomKey, Rewards, SampleKey, Task, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, RolloutEngine, SamplingSettings};
-use rloom_env::{Attempt, EnvError, Environment, Progress, RecordedResponse, Turn};
+use rloom_env::{AgentId, AgentSegments, EnvError, FinishedEpisode, Outcome, Playthrough, World};
 use rloom_reward::{CurrentComponent, Judged, Scorer};
 use rloom_store::journal::PartialEpisode;
 use rloom_text::{TextError, Tokenizer};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::CollectError;
 use crate::bounded::BoundedEngine;
+use crate::completion::complete;
+use crate::concurrency::try_join_all;
+use crate::hosted::{AgentHost, HostedEpisode, HostedSampler};
+use crate::stopping::Stopping;
 use crate::transcript::{policy_text, prompt_text, transcript};
+use crate::turn_rewards::{credit, segments_of};
+use crate::turns::{RecordedTurns, Turns, into_generation, into_turn};
 use crate::waits::{WaitTarget, Waits};
-
-/// Losses of a completion with its worker, one after another, after which it fails: the request may be their cause.
-const LOSSES: u32 = 16;
+use crate::{AgentPolicies, CollectError};
 
 /// Counters of episodes, read by the progress display.
 #[derive(Debug, Default)]
@@ -64,8 +67,10 @@ impl Drop for JudgingGuard<'_> {
 /// Fixed inputs of the episodes of a stage.
 #[derive(Debug, Clone)]
 pub struct EpisodeSettings {
-    /// Environment that the policy acts in.
-    pub environment: Arc<dyn Environment>,
+    /// World that the agents act in.
+    pub world: Arc<dyn World>,
+    /// Plays the episodes outside of this program, if the world is of that kind.
+    pub host: Option<Arc<dyn AgentHost>>,
     /// Tokenizer of the policy.
     pub tokenizer: Arc<Tokenizer>,
     /// Rewards.
@@ -74,8 +79,8 @@ pub struct EpisodeSettings {
     pub reward_slots: usize,
     /// Context length of the policy in tokens: that of a segment.
     pub context: usize,
-    /// The policy that is sampled.
-    pub policy: PolicyId,
+    /// The policies that the agents sample from.
+    pub policies: AgentPolicies,
     /// Seed of the run.
     pub seed: u64,
     /// Index of the stage, part of every random key.
@@ -94,8 +99,7 @@ pub struct EpisodeRunner<E> {
     engine: Arc<BoundedEngine<E>>,
     settings: EpisodeSettings,
     reward_slots: Semaphore,
-    /// Set when the run stops: episodes return their partial result instead of continuing.
-    stopping: AtomicBool,
+    stopping: Arc<Stopping>,
     waits: Waits,
 }
 
@@ -136,14 +140,14 @@ pub enum EpisodeOutcome {
     Stopped(PartialEpisode),
 }
 
-impl<E: RolloutEngine> EpisodeRunner<E> {
+impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
     /// Creates a runner.
     pub fn new(engine: Arc<BoundedEngine<E>>, settings: EpisodeSettings) -> Self {
         Self {
             engine,
             reward_slots: Semaphore::new(settings.reward_slots),
             settings,
-            stopping: AtomicBool::new(false),
+            stopping: Arc::default(),
             waits: Waits::default(),
         }
     }
@@ -158,9 +162,14 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         &self.settings.tokenizer
     }
 
-    /// The environment.
-    pub fn environment_of_policy(&self) -> &dyn Environment {
-        self.settings.environment.as_ref()
+    /// The world that the agents act in.
+    pub fn world(&self) -> &dyn World {
+        self.settings.world.as_ref()
+    }
+
+    /// The policies of the agents.
+    pub fn policies(&self) -> &AgentPolicies {
+        &self.settings.policies
     }
 
     /// The rewards.
@@ -170,7 +179,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
 
     /// Makes episodes return their partial result instead of continuing when the engine aborts their requests.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.stopping.set();
     }
 
     /// Runs one episode to its reward, from the prompt or from the partial episode of an earlier attempt.
@@ -183,64 +192,101 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         on_interrupt: &(dyn Fn(PartialEpisode) + Sync),
         counters: &EpisodeCounters,
     ) -> Result<EpisodeOutcome, CollectError> {
-        let EpisodeSettings { environment, tokenizer, context, .. } = &self.settings;
-        let random = self.random(&request, request.key);
-        let start = Attempt::start(environment.as_ref(), request.task, tokenizer, *context, random);
-        let mut attempt = self.environment(request.key, start).await?;
-        let (mut turns, responses, mut unfinished) = split_partial(from);
-        for (place, turn) in turns.iter().enumerate() {
-            // An environment whose responses are not recorded is deterministic: it responds as before. None of the turns was
-            // the last.
-            match responses.get(place) {
-                Some(response) => self.environment(request.key, attempt.recall(turn, response)).await?,
-                None => self.environment(request.key, attempt.turn(turn.clone())).await?,
-            };
+        let EpisodeSettings { world, host, tokenizer, context, .. } = &self.settings;
+        if let Some(host) = host {
+            return self.run_hosted(host.as_ref(), &request, counters).await;
         }
-        // Only the first prompt is shared by the samples of a group; later turns and segments differ.
-        let mut shared = request.group.filter(|_| turns.is_empty());
+        let random = self.random(&request, request.key);
+        let begin = Playthrough::begin(world.as_ref(), request.task, tokenizer, *context, random);
+        let mut play = self.environment(request.key, begin).await?;
+        let mut recorded = RecordedTurns::new(from);
+        let mut turns = Turns::new(world.agents().len());
+        let mut has_new_responses = false;
         loop {
-            let waiting = self.waits.start(request.key, WaitTarget::Place);
-            let place = self.engine.place(request.priority).await;
-            drop(waiting);
-            if self.stopping.load(Ordering::Relaxed) {
-                turns.extend(unfinished.map(into_turn));
-                let responses = attempt.responses().to_vec();
-                return Ok(EpisodeOutcome::Stopped(PartialEpisode { turns, responses }));
-            }
-            let generate = self.request(&request, &attempt, shared.take());
-            let responses = attempt.responses();
-            let so_far = |generation: &Generation| {
-                let unfinished = std::iter::once(into_turn(generation.clone()));
-                PartialEpisode {
-                    turns: turns.iter().cloned().chain(unfinished).collect(),
-                    responses: responses.to_vec(),
-                }
-            };
-            let waiting = self.waits.start(request.key, WaitTarget::Engine);
-            let generation =
-                self.generate(generate, unfinished.take(), &|part| on_interrupt(so_far(part))).await?;
-            drop((waiting, place));
-            if generation.stop == StopReason::Aborted {
-                return Ok(EpisodeOutcome::Stopped(so_far(&generation)));
-            }
-            let turn = into_turn(generation);
-            turns.push(turn.clone());
-            if self.environment(request.key, attempt.turn(turn)).await? == Progress::Done {
+            let asked = play.ready()?;
+            if asked.is_empty() {
                 break;
             }
-            if environment.records_responses() {
+            if has_new_responses && world.records_responses() {
                 // A run that is killed later does not ask for them again.
-                on_interrupt(PartialEpisode {
-                    turns: turns.clone(),
-                    responses: attempt.responses().to_vec(),
-                });
+                on_interrupt(turns.partial(play.responses()));
+            }
+            for &agent in &asked {
+                if let Some(turn) = recorded.next(agent) {
+                    turns.set(agent, turn);
+                }
+            }
+            has_new_responses = turns.finished(&asked).is_none();
+            let requests = self.requests(&request, &play, &asked, &turns)?;
+            let responses = play.responses();
+            let interrupted = || on_interrupt(turns.partial(responses));
+            self.sample(&request, requests, &turns, &interrupted).await?;
+            let Some(finished) = turns.finished(&asked) else {
+                return Ok(EpisodeOutcome::Stopped(turns.partial(play.responses())));
+            };
+            for (agent, turn) in finished {
+                // An environment whose responses are not recorded is deterministic: it responds as before.
+                match recorded.response(turns.taken()) {
+                    Some(response) => {
+                        self.environment(request.key, play.recall(agent, turn.clone(), response)).await?;
+                    }
+                    None => self.environment(request.key, play.act(agent, turn.clone())).await?,
+                }
+                turns.take(agent, turn);
             }
         }
-        let judging = JudgingGuard::new(counters);
-        let scored = self.judge(request.task, request.key, attempt.finish()?).await?;
-        drop(judging);
-        counters.scored.fetch_add(1, Ordering::Relaxed);
-        Ok(EpisodeOutcome::Scored(scored))
+        self.scored(&request, play.finish()?, counters).await
+    }
+
+    /// Requests for the turns of the agents that are asked, without those that are finished.
+    fn requests(
+        &self,
+        episode: &EpisodeRequest<'_>,
+        play: &Playthrough,
+        asked: &[AgentId],
+        turns: &Turns,
+    ) -> Result<Vec<(AgentId, GenerateRequest)>, CollectError> {
+        // Only the first prompts are shared by the samples of a group; later turns and segments differ.
+        let first = asked.first().filter(|_| turns.taken() == 0);
+        let shared = first.map(|&first| play.segments(first)).transpose()?.map(AgentSegments::tokens);
+        let mut requests = Vec::new();
+        for &agent in asked.iter().filter(|agent| turns.finished(&[**agent]).is_none()) {
+            let segments = play.segments(agent)?;
+            let group = episode.group.filter(|_| shared == Some(segments.tokens()));
+            requests.push((agent, self.request(episode, agent, segments, group)));
+        }
+        Ok(requests)
+    }
+
+    /// Samples turns concurrently. When the run stops, some stay unfinished.
+    async fn sample(
+        &self,
+        episode: &EpisodeRequest<'_>,
+        requests: Vec<(AgentId, GenerateRequest)>,
+        turns: &Turns,
+        on_interrupt: &(dyn Fn() + Sync),
+    ) -> Result<(), CollectError> {
+        let sampled = requests.into_iter().map(|(agent, request)| {
+            Box::pin(async move {
+                let waiting = self.waits.start(episode.key, WaitTarget::Place);
+                let place = self.engine.place(episode.priority).await;
+                drop(waiting);
+                if self.stopping.is_set() {
+                    return Ok(());
+                }
+                let waiting = self.waits.start(episode.key, WaitTarget::Engine);
+                let interrupted = |part: &Generation| {
+                    turns.set(agent, into_turn(part.clone()));
+                    on_interrupt();
+                };
+                let begun = turns.of(agent).map(into_generation);
+                let generation = complete(&self.engine, &self.stopping, request, begun, &interrupted).await?;
+                turns.set(agent, into_turn(generation));
+                drop((waiting, place));
+                Ok::<_, CollectError>(())
+            })
+        });
+        try_join_all(sampled).await.map(drop)
     }
 
     /// Runs an episode from its prompt to its reward. A stopping run is an error.
@@ -260,20 +306,22 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         RandomKey::for_sample(self.settings.seed, self.settings.stage, episode.purpose, segment)
     }
 
-    /// The request for the next turn.
+    /// The request for the next turn of an agent.
     fn request(
         &self,
         episode: &EpisodeRequest<'_>,
-        attempt: &Attempt,
+        agent: AgentId,
+        segments: &AgentSegments,
         group: Option<u64>,
     ) -> GenerateRequest {
         let mut sampling = episode.sampling.clone();
-        sampling.max_new_tokens = sampling.max_new_tokens.min(attempt.room());
-        let EpisodeSettings { policy, stop_tokens, .. } = &self.settings;
+        sampling.max_new_tokens = sampling.max_new_tokens.min(segments.room());
+        let EpisodeSettings { world, policies, stop_tokens, .. } = &self.settings;
         let mut request =
-            GenerateRequest::new(self.random(episode, attempt.key()), attempt.tokens(), sampling);
-        request.policy = *policy;
-        request.attachments = attempt.attachments().to_vec();
+            GenerateRequest::new(self.random(episode, segments.key()), segments.tokens(), sampling);
+        let SampleKey { ticket, .. } = episode.key;
+        request.policy = policies.of(world.agents().get(agent), episode.purpose, ticket);
+        request.attachments = segments.attachments().to_vec();
         request.stop_tokens = Arc::clone(stop_tokens);
         request.group = group;
         request.priority = episode.priority;
@@ -281,38 +329,52 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         request
     }
 
-    /// Generates one completion. If a weight update aborts it, it continues from its tokens; when the run stops,
-    /// the incomplete completion is returned. A request that is lost with its worker is submitted again, [`LOSSES`] times.
-    async fn generate(
+    /// Has an agent outside of this program play an episode. Nothing of it is kept when the run stops: it is played again.
+    async fn run_hosted(
         &self,
-        request: GenerateRequest,
-        mut generated: Option<Generation>,
-        on_interrupt: &(dyn Fn(&Generation) + Sync),
-    ) -> Result<Generation, CollectError> {
-        let mut losses = 0;
-        loop {
-            let mut request = request.clone();
-            if let Some(generated) = &generated {
-                request.prefix.clone_from(&generated.tokens);
-            }
-            let part = match self.engine.engine().generate(request).await {
-                Ok(part) => part,
-                Err(error) if error.is_retryable() && losses < LOSSES => {
-                    losses += 1;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let whole = match generated.take() {
-                Some(before) => before.then(part),
-                None => part,
-            };
-            if whole.stop != StopReason::Aborted || self.stopping.load(Ordering::Relaxed) {
-                return Ok(whole);
-            }
-            on_interrupt(&whole);
-            generated = Some(whole);
-        }
+        host: &dyn AgentHost,
+        request: &EpisodeRequest<'_>,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let timeout = self.settings.timeout;
+        let sampler = HostedSampler::new(&self.engine, &self.stopping, request.priority, timeout);
+        let episode = HostedEpisode {
+            task: request.task,
+            key: request.key,
+            random: self.random(request, request.key),
+            sampler: sampler.clone(),
+            sampling: request.sampling,
+            policy: self.settings.policies.of(None, request.purpose, request.key.ticket),
+            group: request.group,
+            priority: request.priority,
+        };
+        let waiting = self.waits.start(request.key, WaitTarget::Agent);
+        let segments = tokio::select! {
+            biased;
+            () = self.stopping.wait() => return Ok(EpisodeOutcome::Stopped(PartialEpisode::default())),
+            segments = host.run(episode) => segments,
+        };
+        drop(waiting);
+        let segments = match (segments, sampler.failure()) {
+            (Ok(segments), _) => segments,
+            (Err(_), Some(failure)) => return Err(failure.into()),
+            (Err(error), None) => return Err(error.into()),
+        };
+        self.scored(request, FinishedEpisode { segments, outcome: Outcome::default() }, counters).await
+    }
+
+    /// Judges a complete episode.
+    async fn scored(
+        &self,
+        request: &EpisodeRequest<'_>,
+        finished: FinishedEpisode,
+        counters: &EpisodeCounters,
+    ) -> Result<EpisodeOutcome, CollectError> {
+        let judging = JudgingGuard::new(counters);
+        let scored = self.judge(request.task, request.key, finished).await?;
+        drop(judging);
+        counters.scored.fetch_add(1, Ordering::Relaxed);
+        Ok(EpisodeOutcome::Scored(scored))
     }
 
     /// Describes at most `limit` of the longest waits of the episodes that `filter` accepts.
@@ -321,12 +383,19 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         limit: usize,
         filter: impl Fn(SampleKey) -> bool,
     ) -> Vec<(SampleKey, String)> {
-        let EpisodeSettings { environment, scorer, .. } = &self.settings;
+        let EpisodeSettings { world, scorer, .. } = &self.settings;
         let describe = |(key, target, time): (SampleKey, WaitTarget, Duration)| {
             let target = match target {
                 WaitTarget::Environment => {
-                    let activity = environment.activity().map(|activity| format!(" ({activity})"));
-                    format!("the `{}` environment{}", environment.name(), activity.unwrap_or_default())
+                    let activity = world.activity().map(|activity| format!(" ({activity})"));
+                    format!("the `{}` environment{}", world.name(), activity.unwrap_or_default())
+                }
+                WaitTarget::Agent => {
+                    let activity = self.settings.host.as_ref().and_then(|host| host.activity_of(key));
+                    format!(
+                        "the agent{}",
+                        activity.map(|activity| format!(" ({activity})")).unwrap_or_default()
+                    )
                 }
                 WaitTarget::Place => "a place in the rollout engine".to_owned(),
                 WaitTarget::Engine => "the rollout engine".to_owned(),
@@ -350,7 +419,7 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         match timeout(self.settings.timeout, answer).await {
             Ok(answer) => Ok(answer?),
             Err(_) => Err(CollectError::EnvironmentTimeout {
-                environment: self.settings.environment.name().to_owned(),
+                environment: self.settings.world.name().to_owned(),
                 timeout: self.settings.timeout,
             }),
         }
@@ -361,19 +430,36 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         &self,
         task: &Task,
         key: SampleKey,
-        segments: Vec<Trajectory>,
+        finished: FinishedEpisode,
     ) -> Result<ScoredEpisode, CollectError> {
-        let (judge, own) = (self.judge_of(task), segments.clone());
+        let FinishedEpisode { mut segments, outcome } = finished;
+        let Outcome { agents, answer, metrics, judged } = outcome;
+        let (judge, own, joint, turns) =
+            (self.judge_of(task), segments.clone(), answer.clone(), judged.clone());
+        let specs = self.settings.world.agents().to_vec();
         let (rewards, reward_time) = self
             .judging(key, move |current| {
-                let texts = judge.texts(&own)?;
-                Ok(judge.scorer.score(&judge.judged(&own, &texts), current)?)
+                let texts = judge.texts(&own, joint.as_deref())?;
+                let rewards = judge.scorer.score(&judge.judged(&own, &texts), current)?;
+                let of_turns = segments_of(&turns, &specs, &own);
+                let of_turns = turns.iter().zip(of_turns).map(|(turn, segment)| {
+                    let texts = judge.texts(segment, Some(&turn.text))?;
+                    Ok(judge.scorer.score(&judge.judged(segment, &texts), current)?)
+                });
+                Ok((rewards, of_turns.collect::<Result<Vec<Rewards>, CollectError>>()?))
             })
             .await?;
-        let rewards = match rewards {
+        let (mut rewards, of_turns) = match rewards {
             Ok(rewards) => rewards,
-            Err(current) => self.settings.scorer.timed_out(&current, key, self.settings.reward_timeout)?,
+            Err(current) => {
+                let timeout = self.settings.reward_timeout;
+                (self.settings.scorer.timed_out(&current, key, timeout)?, Vec::new())
+            }
         };
+        rewards = Rewards { agents, answer, metrics, ..rewards };
+        if !of_turns.is_empty() {
+            credit(&judged, of_turns, self.settings.world.agents(), &mut segments, &mut rewards);
+        }
         Ok(ScoredEpisode { segments, rewards, reward_time })
     }
 
@@ -391,8 +477,9 @@ impl<E: RolloutEngine> EpisodeRunner<E> {
         let (judged, time) = self
             .judging(key, move |current| {
                 let (episodes, mut rewards): (Vec<Vec<Trajectory>>, Vec<Rewards>) = own.into_iter().unzip();
-                let texts =
-                    episodes.iter().map(|own| judge.texts(own)).collect::<Result<Vec<_>, TextError>>()?;
+                let answers = rewards.iter().map(|rewards| rewards.answer.as_deref());
+                let texts = episodes.iter().zip(answers).map(|(own, answer)| judge.texts(own, answer));
+                let texts = texts.collect::<Result<Vec<_>, TextError>>()?;
                 let both = episodes.iter().zip(&texts);
                 let group: Vec<Judged<'_>> = both.map(|(own, texts)| judge.judged(own, texts)).collect();
                 judge.scorer.score_group(&group, &mut rewards, current)?;
@@ -478,8 +565,9 @@ struct Judge {
 }
 
 impl Judge {
-    /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them.
-    fn texts(&self, segments: &[Trajectory]) -> Result<[String; 3], TextError> {
+    /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them. The text is
+    /// the answer of several agents, if there is one.
+    fn texts(&self, segments: &[Trajectory], answer: Option<&str>) -> Result<[String; 3], TextError> {
         let first = segments.first().filter(|_| self.scorer.reads_prompt());
         let prompt = first.map(|first| prompt_text(&self.tokenizer, first)).unwrap_or_default();
         let transcript = if self.scorer.reads_observations() {
@@ -487,7 +575,11 @@ impl Judge {
         } else {
             String::new()
         };
-        Ok([prompt, policy_text(&self.tokenizer, segments)?, transcript])
+        let text = match answer {
+            Some(answer) => answer.to_owned(),
+            None => policy_text(&self.tokenizer, segments)?,
+        };
+        Ok([prompt, text, transcript])
     }
 
     fn judged<'a>(
@@ -497,23 +589,4 @@ impl Judge {
     ) -> Judged<'a> {
         Judged { task: &self.task, segments, text, transcript, prompt }
     }
-}
-
-/// Splits a partial episode into its finished turns, the responses to them and the unfinished turn.
-fn split_partial(from: Option<PartialEpisode>) -> (Vec<Turn>, Vec<RecordedResponse>, Option<Generation>) {
-    let (mut turns, responses) = from.map(|partial| (partial.turns, partial.responses)).unwrap_or_default();
-    let unfinished = turns.pop_if(|turn| turn.stop == StopReason::Aborted).map(|turn| Generation {
-        tokens: turn.tokens,
-        logprobs: turn.logprobs,
-        temperature: turn.temperature,
-        versions: turn.versions,
-        stop: turn.stop,
-        replica: None,
-    });
-    (turns, responses, unfinished)
-}
-
-fn into_turn(generation: Generation) -> Turn {
-    let Generation { tokens, logprobs, temperature, versions, stop, .. } = generation;
-    Turn { tokens, logprobs, temperature, versions, stop }
 }

@@ -79,7 +79,7 @@ struct TaskOutcome {
     judged_samples: u64,
 }
 
-impl<E: RolloutEngine> Evaluator<E> {
+impl<E: RolloutEngine + 'static> Evaluator<E> {
     /// Creates an evaluator of `tasks` tasks of `dataset`: the first ones, of each source of a mixture. Each is attempted once greedily and, for pass@k,
     /// `samples` times by `sampling`; greedy completions use its token limit and stop strings.
     pub fn new(

@@ -89,7 +89,7 @@ pub struct GroupRunner<E> {
     counters: EpisodeCounters,
 }
 
-impl<E: RolloutEngine> GroupRunner<E> {
+impl<E: RolloutEngine + 'static> GroupRunner<E> {
     /// Creates a runner of the tasks in `dataset`, in the order of `cursor`.
     pub fn new(
         episodes: Arc<EpisodeRunner<E>>,

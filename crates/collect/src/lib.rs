@@ -6,7 +6,9 @@
 //! [`RolloutEngine`](rloom_engine::RolloutEngine); nothing here trains or writes files. [`measure_prompts`] tokenises the
 //! prompts of a run before it starts.
 
+mod agent_policies;
 mod bounded;
+mod completion;
 mod concurrency;
 mod demonstrations;
 mod domain_metrics;
@@ -14,13 +16,18 @@ mod episode;
 mod error;
 mod evaluate;
 mod group;
+mod hosted;
 mod metrics;
 mod outcome;
 mod prompts;
 mod recorded;
+mod stopping;
 mod transcript;
+mod turn_rewards;
+mod turns;
 mod waits;
 
+pub use agent_policies::{AgentPolicies, Opponents};
 pub use bounded::BoundedEngine;
 pub use demonstrations::DemonstrationSource;
 pub use domain_metrics::domain_metrics;
@@ -30,6 +37,7 @@ pub use episode::{
 pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
+pub use hosted::{AgentHost, HostedEpisode, HostedSampler};
 pub use metrics::{batch_metrics, failure_metrics};
 pub use outcome::OutcomeRule;
 pub use prompts::{

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rloom_core::{Episode, Group, PolicyVersion, Role, metric};
+use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Role, metric};
 use rloom_reward::Scorer;
 use rloom_telemetry::Metrics;
 
-/// Returns rewards, completion lengths and staleness of a batch that is trained from `version`.
-pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
+/// Returns rewards, completion lengths and staleness of a batch that is trained from `version`. The weights of `frozen`
+/// policies do not change.
+pub fn batch_metrics(groups: &[Group], version: PolicyVersion, frozen: &[PolicyId]) -> Metrics {
     let mut metrics = Metrics::new();
     // Greedy baseline episodes are not samples of the policy.
     let trained = |e: &&Episode| e.role == Role::Train;
@@ -28,6 +29,8 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
             metrics.insert(format!("{}{name}", metric::REWARD_PREFIX), mean);
         }
     }
+    metrics.extend(means(metric::AGENT_REWARD_PREFIX, episodes.iter().flat_map(|e| &e.rewards.agents)));
+    metrics.extend(means(metric::ENVIRONMENT_PREFIX, episodes.iter().flat_map(|e| &e.rewards.metrics)));
     let lengths: Vec<f64> = episodes.iter().map(|e| e.policy_tokens() as f64).collect();
     if let Some((mean, _)) = mean_and_std(&lengths) {
         metrics.insert(metric::MEAN_LENGTH.into(), mean);
@@ -40,17 +43,28 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion) -> Metrics {
         let segments: usize = episodes.iter().map(|episode| episode.segments.len()).sum();
         metrics.insert(metric::SEGMENTS.into(), segments as f64 / episodes.len() as f64);
     }
-    metrics.extend(staleness(&episodes, version));
+    metrics.extend(staleness(&episodes, version, frozen));
     metrics
 }
 
+/// Means of named numbers.
+fn means<'a>(prefix: &str, numbers: impl Iterator<Item = (&'a String, &'a f64)>) -> Metrics {
+    let mut named: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (name, &value) in numbers {
+        named.entry(name).or_default().push(value);
+    }
+    let mean = |(name, values): (&str, Vec<f64>)| Some((format!("{prefix}{name}"), mean_and_std(&values)?.0));
+    named.into_iter().filter_map(mean).collect()
+}
+
 /// Returns the age of the policy tokens of a batch that is trained from `version`. Counts tokens: an episode sampled by
-/// several versions counts with each of them.
-fn staleness(episodes: &[&Episode], version: PolicyVersion) -> Metrics {
+/// several versions counts with each of them. Those of frozen policies have no age.
+fn staleness(episodes: &[&Episode], version: PolicyVersion, frozen: &[PolicyId]) -> Metrics {
     let mut tokens_by_age: BTreeMap<u64, u64> = BTreeMap::new();
     let mut versions_per_sample = Vec::new();
     for episode in episodes {
-        let spans = || episode.segments.iter().flat_map(|trajectory| &trajectory.versions);
+        let all = || episode.segments.iter().flat_map(|trajectory| &trajectory.versions);
+        let spans = || all().filter(|span| !frozen.contains(&span.policy));
         for span in spans() {
             let age = version.0.saturating_sub(span.version.0);
             *tokens_by_age.entry(age).or_default() += span.range.len() as u64;
@@ -164,7 +178,7 @@ mod tests {
         // Baseline episodes are not counted.
         let greedy = Episode { role: Role::Baseline, ..group(&[Some(9.0)]).episodes.remove(0) };
         groups[0].episodes.push(greedy);
-        let m = batch_metrics(&groups, PolicyVersion(3));
+        let m = batch_metrics(&groups, PolicyVersion(3), &[]);
         assert_eq!((m["reward"], m["reward/exact"]), (1.5, 0.75));
         assert!((m["reward_std"] - 1.0).abs() < 1e-12);
         assert!(!m.contains_key("off_policy/staleness_mean"));
@@ -184,6 +198,7 @@ mod tests {
         }
         Trajectory {
             key: SampleKey::default(),
+            agent: None,
             tokens: vec![0; end],
             spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..end)],
             logprobs: vec![0.0; end - 1],
@@ -199,14 +214,14 @@ mod tests {
         // One episode has 2 tokens of version 5 and 6 of version 7, the other 8 of version 6.
         groups[0].episodes[0].segments = vec![sampled(&[(5, 2), (7, 6)])];
         groups[0].episodes[1].segments = vec![sampled(&[(6, 8)])];
-        assert!(!batch_metrics(&groups, PolicyVersion(7)).contains_key(metric::SEGMENTS));
+        assert!(!batch_metrics(&groups, PolicyVersion(7), &[]).contains_key(metric::SEGMENTS));
         let mut divided = groups.clone();
         divided[0].episodes[1].segments.push(sampled(&[(6, 4)]));
-        let metrics = batch_metrics(&divided, PolicyVersion(7));
+        let metrics = batch_metrics(&divided, PolicyVersion(7), &[]);
         assert_eq!(metrics[metric::SEGMENTS], 3.0 / divided[0].episodes.len() as f64);
         let greedy = Episode { role: Role::Baseline, ..groups[0].episodes[0].clone() };
         groups[0].episodes.push(Episode { segments: vec![sampled(&[(0, 99)])], ..greedy });
-        let m = batch_metrics(&groups, PolicyVersion(7));
+        let m = batch_metrics(&groups, PolicyVersion(7), &[]);
         assert_eq!(m["off_policy/staleness_mean"], (2.0 * 2.0 + 8.0) / 16.0);
         assert_eq!((m["off_policy/staleness_max"], m["off_policy/fresh_tokens"]), (2.0, 6.0 / 16.0));
         assert_eq!(m["off_policy/versions_per_sample"], 1.5);

@@ -58,6 +58,7 @@ mod tests {
         }
         Trajectory {
             key: SampleKey { segment: number, ..SampleKey::default() },
+            agent: None,
             tokens,
             spans,
             logprobs: Vec::new(),

@@ -12,6 +12,8 @@ use rloom_reward::CurrentComponent;
 pub(crate) enum WaitTarget {
     /// The environment.
     Environment,
+    /// An agent outside of this program.
+    Agent,
     /// A place among the requests that are submitted to the rollout engine: their number is bounded.
     Place,
     /// The rollout engine.

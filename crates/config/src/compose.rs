@@ -4,6 +4,8 @@
 //! are shared by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
 //! last stage.
 
+use std::collections::BTreeMap;
+
 use rloom_algo::{AdvantageKind, Kind, LossKind};
 use rloom_cluster::ClusterSettings;
 use rloom_core::field_names;
@@ -22,6 +24,7 @@ use crate::layered::read::{Context, Layer, read};
 use crate::layered::source::{Origin, Sources};
 use crate::layered::suggest;
 use crate::layered::tree::{Node, Table, Value};
+use crate::policies::PolicySettings;
 use crate::problem::{Code, Problem};
 use crate::renamed::RENAMED;
 use crate::section::{Section, empty};
@@ -70,6 +73,7 @@ pub(crate) struct Draft {
     pub(crate) model: Section<ModelKeys>,
     pub(crate) tokenizer: Option<Section<TokenizerKeys>>,
     pub(crate) cluster: Option<Section<ClusterSettings>>,
+    pub(crate) policies: BTreeMap<String, Section<PolicySettings>>,
     pub(crate) eval: Option<EvalDraft>,
     pub(crate) stages: Vec<StageDraft>,
 }
@@ -107,7 +111,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 16] = [
+    let sections: [(&str, &[&str]); 17] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -117,6 +121,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("rollout", field_names::<RolloutEngineSettings>()),
         ("schedule", field_names::<ScheduleSettings>()),
         ("domains", field_names::<DomainSettings>()),
+        ("policies", field_names::<PolicySettings>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
@@ -179,13 +184,21 @@ impl Composer<'_> {
         let model = section("model").with(keys.model);
         let tokenizer = keys.tokenizer.map(|t| section("tokenizer").with(t));
         let cluster = keys.cluster.map(|c| section("cluster").with(c));
+        let of_root = self.root.get("policies").and_then(Node::as_table);
+        let policies = keys.policies.into_iter().map(|(name, value)| {
+            let own = of_root.and_then(|policies| policies.get(&name)).cloned();
+            let own = own.unwrap_or_else(|| empty(node.origin));
+            let section = Section { value, node: own, layers: Vec::new(), path: format!("policies.{name}") };
+            (name, section)
+        });
+        let policies = policies.collect();
         let eval = match eval {
             Some(draft) => Some(draft?),
             None => None,
         };
         let stages = stages.into_iter().collect::<Option<Vec<_>>>()?;
         let root = Section { value: (), node, layers: Vec::new(), path: String::new() };
-        Some(Draft { root, run, model, tokenizer, cluster, eval, stages })
+        Some(Draft { root, run, model, tokenizer, cluster, policies, eval, stages })
     }
 
     fn stage(&mut self, stage: &StageTable<'_>) -> Option<StageDraft> {

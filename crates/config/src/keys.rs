@@ -1,6 +1,7 @@
 //! The configuration's own tables as they are written in a file. The other tables are read by the types of the crates
 //! that own them; their schemas are part of the schema of the file.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use rloom_algo::{AlgorithmSettings, Method};
@@ -16,6 +17,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::domains::DomainSettings;
+use crate::policies::PolicySettings;
 use crate::schema::{TrainerTable, method_schema};
 use crate::settings::{EvalSet, RunSettings};
 
@@ -90,6 +92,9 @@ pub(crate) struct RootKeys {
     /// Quotas, filters and curriculum by domain, in all stages that sample.
     #[schemars(with = "Option<DomainSettings>")]
     domains: Option<Subtable>,
+    /// Policies in addition to the main one, `[policies.NAME]`, for agents of the environment that name them.
+    #[serde(default)]
+    pub(crate) policies: BTreeMap<String, PolicySettings>,
     /// Evaluation on held-out tasks. Without this table nothing is evaluated.
     pub(crate) eval: Option<EvalKeys>,
     /// The stages of the run, in order.

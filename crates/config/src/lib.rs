@@ -26,6 +26,7 @@ mod keep_rollouts;
 mod keys;
 pub mod layered;
 mod load;
+mod policies;
 mod problem;
 pub mod reference;
 mod renamed;
@@ -40,6 +41,7 @@ mod warnings;
 
 pub use domains::DomainSettings;
 pub use keep_rollouts::KeepRollouts;
+pub use policies::{LeagueSettings, MAIN_POLICY, NEW_MODEL, OpponentDraw, PolicySettings, PolicyTrainer};
 pub use problem::{Code, ConfigErrors, Label, Problem};
 pub use resume::{ChangeEffect, SettingChange, setting_changes};
 pub use rloom_sched::{Priority, ScheduleSettings};

@@ -8,6 +8,7 @@ use rloom_sched::{CutOrder, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};
 
+use crate::policies::PolicySettings;
 use crate::settings::{Config, EvalSettings, ModelSource, Stage};
 
 impl Config {
@@ -29,6 +30,11 @@ impl Config {
         }
         if let Some(cluster) = &self.cluster {
             root.insert("cluster".to_owned(), Value::Table(table(cluster)));
+        }
+        if !self.policies.is_empty() {
+            let policies = self.policies.iter();
+            let tables = policies.map(|(name, own)| (name.clone(), Value::Table(policy_table(own))));
+            root.insert("policies".to_owned(), Value::Table(tables.collect()));
         }
         if let Some(eval) = &self.eval {
             root.insert("eval".to_owned(), Value::Table(self.eval_table(eval)));
@@ -148,6 +154,15 @@ fn sampling_table(sampling: &SamplingSettings) -> Table {
     let mut keys = table(sampling);
     if sampling.is_greedy() {
         keys.retain(|key, _| !["top_k", "top_p", "min_p"].contains(&key));
+    }
+    keys
+}
+
+/// A league reads neither `frozen` nor `model`.
+fn policy_table(policy: &PolicySettings) -> Table {
+    let mut keys = table(policy);
+    if policy.league.is_some() {
+        keys.remove("frozen");
     }
     keys
 }

@@ -8,10 +8,17 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 34] = [
+const WITHOUT_INFLUENCE: [&str; 40] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
+    // Of agents outside of the program.
+    "environment.cwd",
+    "environment.port",
+    "environment.concurrency",
+    "environment.attempts",
+    "environment.keep_logs",
+    "environment.lease_seconds",
     "run.threads",
     "run.stall_seconds",
     "run.keep_last",
@@ -117,6 +124,7 @@ impl SettingChange {
             return Ok(ChangeEffect::FromCheckpoint);
         }
         Err(match key.split('.').next().unwrap_or(key) {
+            "policies" => "the checkpoint has the weights and the optimizer state of the run's policies",
             "model" | "tokenizer" => "the checkpoint has the weights of the run's model",
             "run" if key == "run.seed" => "all random streams depend on it",
             "run" if key == "run.rollouts" => "the run is trained on these rollouts",

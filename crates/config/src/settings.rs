@@ -1,5 +1,6 @@
 //! The resolved configuration.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rloom_algo::{Algorithm, AlgorithmSettings};
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domains::DomainSettings;
 use crate::keep_rollouts::KeepRollouts;
+use crate::policies::PolicySettings;
 
 /// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +31,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// The machines of the run; `None` for this one alone.
     pub cluster: Option<ClusterSettings>,
+    /// Policies besides the main one, by their names.
+    pub policies: BTreeMap<String, PolicySettings>,
     /// Evaluation on held-out tasks; `None` for none.
     pub eval: Option<EvalSettings>,
     /// The stages, in order; at least one.

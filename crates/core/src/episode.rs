@@ -98,6 +98,15 @@ pub struct Rewards {
     /// True until the components that judge whole groups have judged the episode's.
     #[serde(default, skip_serializing_if = "is_false")]
     pub pending: bool,
+    /// Reward of each agent by name; empty if the agents share that of the episode.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub agents: BTreeMap<String, f64>,
+    /// What the agents answered together, which the components judged; `None` for the text that the policy wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// Further numbers from the environment, for metrics.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
@@ -154,6 +163,12 @@ impl Episode {
     /// Number of policy tokens over all segments.
     pub fn policy_tokens(&self) -> usize {
         self.segments.iter().map(Trajectory::policy_tokens).sum()
+    }
+
+    /// True if generation was cut off before an agent ended its last turn, or an agent had no room for another one.
+    pub fn is_truncated(&self) -> bool {
+        let by_agent = self.segments.chunk_by(|a, b| a.agent == b.agent);
+        by_agent.filter_map(<[_]>::last).any(|last| last.stop.is_truncated())
     }
 }
 

@@ -56,6 +56,10 @@ metrics! {
     REWARD_STD = "reward_std", "";
     /// Mean of a named reward component. The component's name follows.
     REWARD_PREFIX = prefix "reward/", "";
+    /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
+    AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
+    /// Mean over episodes of a number that the environment reports. The name follows.
+    ENVIRONMENT_PREFIX = prefix "environment/", "";
     /// Failures of a named reward component in the stage so far. The component's name follows.
     REWARD_FAILURES_PREFIX = prefix "reward_failures/", "failures";
     /// Failures of reward components in the stage so far, by what failed: `infrastructure`, `task` or `component` follows.
@@ -74,6 +78,20 @@ metrics! {
     TOOL_MALFORMED_PREFIX = prefix "tools/malformed/", "calls";
     /// Calls of tools over a limit since the last step.
     TOOL_REFUSED = "tools/refused", "calls";
+    /// Episodes that agents outside of the program completed since the last step.
+    SESSION_EPISODES = "sessions/episodes", "episodes";
+    /// Mean number of calls of the policy in these episodes.
+    SESSION_CALLS = "sessions/calls", "calls";
+    /// Mean number of segments of these episodes: branches of their conversations.
+    SESSION_SEGMENTS = "sessions/segments", "segments";
+    /// Mean duration of these episodes.
+    SESSION_SECONDS = "time/session", "seconds";
+    /// Attempts of agents that failed since the last step.
+    SESSION_FAILED = "sessions/failed", "attempts";
+    /// Leases that ended without a result since the last step.
+    SESSION_EXPIRED = "sessions/expired", "leases";
+    /// Mean of a reward that agents reported, over the episodes that have it, since the last step. Its name follows.
+    SESSION_REWARD_PREFIX = prefix "sessions/reward/", "";
     /// Mean of a number that a reward function reported since the last step. The name follows.
     FUNCTION_PREFIX = prefix "function/", "";
     /// Fraction of the groups of the batch that are of a domain. Reported, like all metrics of domains, if the data has
@@ -242,6 +260,10 @@ metrics! {
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
+    /// A metric of a further policy of the run. The name of the policy and that of the metric follow:
+    /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy. Of a league: `win_rate`, the share of
+    /// episodes that the learner has won against the versions that are kept, and `versions`, their number.
+    POLICY_PREFIX = prefix "policy/", "";
 }
 
 /// Namespace of the metrics of the evaluation.

@@ -30,6 +30,8 @@ pub enum Purpose {
     RandomReward = 8,
     /// Lengths, latencies and failures in simulations.
     Simulation = 9,
+    /// Opponents that are drawn from a league.
+    Opponent = 10,
 }
 
 /// Identifies a stream.

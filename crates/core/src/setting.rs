@@ -40,6 +40,12 @@ pub enum SettingProblem {
         /// Description of the accepted values.
         expected: &'static str,
     },
+    /// A table of roles that does not fit its environment.
+    #[error("{problem}")]
+    Roles {
+        /// What is wrong.
+        problem: String,
+    },
     /// A key that cannot be set together with another one.
     #[error("cannot be combined with `{other}`")]
     #[diagnostic(help("remove one of the two"))]

@@ -160,6 +160,9 @@ impl StopReason {
 pub struct Trajectory {
     /// Key within the stage.
     pub key: SampleKey,
+    /// The agent that wrote it; `None` if the episode has a single one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     /// All tokens, prompt first.
     pub tokens: Vec<u32>,
     /// Authors, in token order and without gaps.
@@ -305,6 +308,7 @@ mod tests {
     fn trajectory(step: Option<StepReward>) -> Trajectory {
         Trajectory {
             key: SampleKey::default(),
+            agent: None,
             tokens: vec![5, 6, 7],
             spans: vec![
                 Span::new(Author::Prompt, 0..1),

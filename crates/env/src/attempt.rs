@@ -1,11 +1,12 @@
 use rloom_core::{
-    Attachment, Author, ChatMessage, PolicyId, PolicyVersion, RandomKey, SampleKey, Span, StepReward,
-    StopReason, Task, Ticket, Trajectory, VersionSpan,
+    Attachment, ChatMessage, PolicyId, PolicyVersion, RandomKey, SampleKey, StopReason, Task, Ticket,
+    Trajectory, VersionSpan,
 };
 use rloom_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
-use crate::{EnvError, Environment, Interaction, NewSegment, Next, Observation, Response, TurnProblem, View};
+use crate::agent_segments::{AgentPlace, AgentSegments};
+use crate::{EnvError, Environment, Interaction, NewSegment, Next, Observation, Response, View};
 
 /// One turn of the policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub struct RecordedResponse {
 
 impl RecordedResponse {
     /// The record of a response.
-    fn of(response: &Response, is_masked: bool, held: Option<&Observation>) -> Self {
+    pub(crate) fn of(response: &Response, is_masked: bool, held: Option<&Observation>) -> Self {
         let mut recorded = Self {
             observation: None,
             segment: None,
@@ -104,21 +105,13 @@ pub enum Progress {
     Done,
 }
 
-/// A running episode: the tokens of its segments and the environment's side.
+/// A running episode of one agent: the tokens of its segments and the environment's side.
 #[derive(Debug)]
 pub struct Attempt {
     interaction: Box<dyn Interaction>,
-    context: usize,
-    turns: usize,
-    over: bool,
-    /// State key of the next turn.
-    state: Option<String>,
     /// Responses to the turns, if the environment records them.
     responses: Option<Vec<RecordedResponse>>,
-    /// Segments that are over.
-    closed: Vec<Trajectory>,
-    /// The segment of the next turn.
-    trajectory: Trajectory,
+    segments: AgentSegments,
 }
 
 impl Attempt {
@@ -130,65 +123,45 @@ impl Attempt {
         context: usize,
         random: RandomKey,
     ) -> Result<Self, EnvError> {
-        let RandomKey { ticket, sample, segment, .. } = random;
-        let key = SampleKey { ticket: Ticket(ticket), sample, segment };
         let start = environment.start(task, tokenizer, random).await?;
-        let prompt = start.prompt.len();
-        if prompt == 0 {
-            return Err(EnvError::EmptyPrompt { task: task.index });
-        }
-        if prompt >= context {
-            return Err(EnvError::PromptTooLong { task: task.index, prompt, context });
-        }
-        let span = Span::new(Author::Prompt, 0..prompt);
+        check_prompt(task, start.prompt.len(), context)?;
+        let place = AgentPlace::alone(random.segment);
+        let (prompt, attachments, state) = (start.prompt, start.attachments, start.state);
         Ok(Self {
             interaction: start.interaction,
-            context,
-            turns: 0,
-            over: false,
-            state: start.state,
             responses: environment.records_responses().then(Vec::new),
-            closed: Vec::new(),
-            trajectory: Trajectory {
-                key,
-                tokens: start.prompt,
-                spans: vec![span],
-                logprobs: Vec::new(),
-                versions: Vec::new(),
-                stop: StopReason::Aborted,
-                attachments: start.attachments,
-            },
+            segments: AgentSegments::start(prompt, attachments, state, context, key_of(random), place),
         })
     }
 
     /// Key of the segment of the next turn.
     pub fn key(&self) -> SampleKey {
-        self.trajectory.key
+        self.segments.key()
     }
 
     /// All tokens of the segment so far, which are the prefix of the next turn.
     pub fn tokens(&self) -> &[u32] {
-        &self.trajectory.tokens
+        self.segments.tokens()
     }
 
     /// Data that belongs to the sequence beyond its tokens.
     pub fn attachments(&self) -> &[Attachment] {
-        &self.trajectory.attachments
+        self.segments.attachments()
     }
 
     /// Maximum number of tokens of the next turn; at least one until the episode is over.
     pub fn room(&self) -> usize {
-        self.context - self.trajectory.tokens.len()
+        self.segments.room()
     }
 
     /// True if the episode is over.
     pub fn is_over(&self) -> bool {
-        self.over
+        self.segments.is_over()
     }
 
     /// Step rewards of the turns so far; empty if the environment gives none.
     pub fn step_rewards(&self) -> impl Iterator<Item = f64> {
-        self.closed.iter().chain([&self.trajectory]).flat_map(Trajectory::steps).map(|step| step.reward)
+        self.segments.step_rewards()
     }
 
     /// What a person sees before the next turn, if the environment shows it.
@@ -203,25 +176,23 @@ impl Attempt {
 
     /// True if the episode is over because an observation left no room for another turn.
     pub(crate) fn is_out_of_room(&self) -> bool {
-        self.over && self.trajectory.stop == StopReason::Length
+        self.segments.is_out_of_room()
     }
 
     /// Passes the policy's turn to the environment and appends it with the response.
     ///
     /// The span of the turn records the step reward and the state key. An observation that leaves no room for another turn
     /// is not appended: the episode ends as truncated ([`StopReason::Length`]). So it does if the prompt of a new segment
-    /// leaves none. A new segment whose prompt continues the present one is no other segment.
+    /// leaves none. A new segment whose prompt continues the present one is no other segment. A truncated turn ends the
+    /// episode.
     pub async fn turn(&mut self, turn: Turn) -> Result<Progress, EnvError> {
-        if self.over {
-            return Err(EnvError::Over { key: self.trajectory.key });
-        }
-        self.check(&turn)?;
+        self.segments.check(&turn)?;
         let response = self.interaction.step(&turn).await?;
         let is_masked = self.interaction.masks_turn();
         if let Some(responses) = &mut self.responses {
             responses.push(RecordedResponse::of(&response, is_masked, self.interaction.held()));
         }
-        self.respond(&turn, response, is_masked)
+        self.segments.respond(&turn, response.unless_truncated(&turn), is_masked)
     }
 
     /// Passes a turn of a demonstration to the environment, with the results of its calls; `None` if the environment has no tools.
@@ -230,24 +201,22 @@ impl Attempt {
         turn: Turn,
         results: &[ChatMessage],
     ) -> Result<Option<Progress>, EnvError> {
-        self.check(&turn)?;
+        self.segments.check(&turn)?;
         match self.interaction.step_with_results(&turn, results).await? {
-            Some(response) => self.respond(&turn, response, false).map(Some),
+            Some(response) => self.segments.respond(&turn, response.unless_truncated(&turn), false).map(Some),
             None => Ok(None),
         }
     }
 
     /// Continues after a turn whose response was recorded: the environment does not respond again.
     pub async fn recall(&mut self, turn: &Turn, recorded: &RecordedResponse) -> Result<Progress, EnvError> {
-        if self.over {
-            return Err(EnvError::Over { key: self.trajectory.key });
-        }
-        self.check(turn)?;
+        self.segments.check(turn)?;
         self.interaction.recall(turn, recorded).await?;
         if let Some(responses) = &mut self.responses {
             responses.push(recorded.clone());
         }
-        self.respond(turn, recorded.clone().response(), recorded.is_masked)
+        let response = recorded.clone().response().unless_truncated(turn);
+        self.segments.respond(turn, response, recorded.is_masked)
     }
 
     /// The responses to all turns; empty if the environment does not record them.
@@ -255,169 +224,33 @@ impl Attempt {
         self.responses.as_deref().unwrap_or_default()
     }
 
-    /// Appends a turn and the response to it.
-    fn respond(&mut self, turn: &Turn, response: Response, is_masked: bool) -> Result<Progress, EnvError> {
-        let Response { next, reward } = response;
-        if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
-            return Err(self.refused(TurnProblem::Reward { reward }));
-        }
-        let next = self.continued(next, turn);
-        let room = self.room() - turn.tokens.len();
-        let is_truncated = turn.stop.is_truncated();
-        let ends = match &next {
-            Next::Observation(Observation { tokens, .. }) => is_truncated || tokens.len() >= room,
-            Next::NewSegment(segment) => is_truncated || segment.prompt.len() >= self.context,
-            Next::Done => true,
-        };
-        // An episode needs a turn that carries loss.
-        self.append(turn, reward, is_masked && !ends);
-        self.trajectory.stop = turn.stop;
-        self.turns += 1;
-        match next {
-            Next::Observation(_) | Next::NewSegment(_) if is_truncated => self.over = true,
-            Next::Observation(Observation { tokens, .. }) if tokens.is_empty() => {
-                return Err(self.refused(TurnProblem::EmptyObservation));
-            }
-            Next::Observation(Observation { tokens, .. }) if tokens.len() >= self.room() => {
-                self.trajectory.stop = StopReason::Length;
-                self.over = true;
-            }
-            Next::Observation(Observation { tokens, state }) => {
-                let from = self.trajectory.tokens.len();
-                self.trajectory.tokens.extend(tokens);
-                let range = from..self.trajectory.tokens.len();
-                self.trajectory.spans.push(Span::new(Author::Environment, range));
-                self.state = state;
-            }
-            Next::NewSegment(segment) => self.open(segment)?,
-            Next::Done => self.over = true,
-        }
-        Ok(if self.over { Progress::Done } else { Progress::Continue })
-    }
-
-    /// A new segment that only adds tokens to the present one and the turn is an observation.
-    fn continued(&self, next: Next, turn: &Turn) -> Next {
-        let Next::NewSegment(segment) = next else { return next };
-        let tokens = &self.trajectory.tokens;
-        let rest = segment.prompt.strip_prefix(&tokens[..]);
-        match rest.and_then(|rest| rest.strip_prefix(&turn.tokens[..])) {
-            Some(added) if !added.is_empty() && segment.attachments == self.trajectory.attachments => {
-                Next::Observation(Observation { tokens: added.to_vec(), state: segment.state })
-            }
-            _ => Next::NewSegment(segment),
-        }
-    }
-
-    /// Continues in a new segment, if there is room for a turn.
-    fn open(&mut self, segment: NewSegment) -> Result<(), EnvError> {
-        let NewSegment { prompt, observed, attachments, state } = segment;
-        if prompt.is_empty() || observed > prompt.len() {
-            return Err(self.refused(TurnProblem::SegmentPrompt { prompt: prompt.len(), observed }));
-        }
-        if prompt.len() >= self.context {
-            self.trajectory.stop = StopReason::Length;
-            self.over = true;
-            return Ok(());
-        }
-        let known = prompt.len() - observed;
-        let spans =
-            [Span::new(Author::Prompt, 0..known), Span::new(Author::Environment, known..prompt.len())];
-        let key = SampleKey { segment: self.trajectory.key.segment + 1, ..self.trajectory.key };
-        let next = Trajectory {
-            key,
-            spans: spans.into_iter().filter(|span| !span.range.is_empty()).collect(),
-            tokens: prompt,
-            logprobs: Vec::new(),
-            versions: Vec::new(),
-            stop: StopReason::Aborted,
-            attachments,
-        };
-        self.closed.push(std::mem::replace(&mut self.trajectory, next));
-        self.state = state;
-        Ok(())
-    }
-
     /// The validated segments, at least one. An episode that is not over counts as aborted; it must have a turn.
     ///
     /// Segments without a token that carries loss are left out, unless there are no others: there is nothing to train in
     /// them.
     pub fn finish(self) -> Result<Vec<Trajectory>, EnvError> {
-        let Self { mut closed, trajectory: mut last, .. } = self;
-        if self.turns == 0 {
-            return Err(EnvError::NoTurn { key: last.key });
-        }
-        if !self.over {
-            last.stop = StopReason::Aborted;
-        }
-        closed.retain(|segment| segment.policy_tokens() > 0);
-        match closed.last_mut() {
-            // The episode ends as its last turn did.
-            Some(before) if last.policy_tokens() == 0 => before.stop = last.stop,
-            _ => closed.push(last),
-        }
-        closed.iter().try_for_each(Trajectory::validate)?;
-        Ok(closed)
+        self.segments.finish()
     }
+}
 
-    /// Appends a turn. A turn without tokens (aborted before the first one) adds nothing: it cannot receive credit. A masked
-    /// turn is part of what the environment wrote: only the policy's tokens carry loss.
-    fn append(&mut self, turn: &Turn, reward: Option<f64>, is_masked: bool) {
-        let from = self.trajectory.tokens.len();
-        let state = self.state.take();
-        if turn.tokens.is_empty() {
-            return;
-        }
-        let step = (reward.is_some() || state.is_some())
-            .then(|| StepReward { reward: reward.unwrap_or(0.0), state });
-        self.trajectory.tokens.extend_from_slice(&turn.tokens);
-        let range = from..self.trajectory.tokens.len();
-        if is_masked {
-            self.trajectory.spans.push(Span::new(Author::Environment, range));
-            return;
-        }
-        self.trajectory
-            .spans
-            .push(Span { step, ..Span::new(Author::Policy, range).with_temperature(turn.temperature) });
-        self.trajectory.logprobs.extend_from_slice(&turn.logprobs);
-        self.trajectory.versions.extend(
-            turn.versions
-                .iter()
-                .map(|v| VersionSpan { range: v.range.start + from..v.range.end + from, ..v.clone() }),
-        );
+/// The key in a random key.
+pub(crate) fn key_of(random: RandomKey) -> SampleKey {
+    let RandomKey { ticket, sample, segment, .. } = random;
+    SampleKey { ticket: Ticket(ticket), sample, segment }
+}
+
+/// Checks that a prompt has tokens and leaves room for a completion.
+pub(crate) fn check_prompt(task: &Task, prompt: usize, context: usize) -> Result<(), EnvError> {
+    match prompt {
+        0 => Err(EnvError::EmptyPrompt { task: task.index }),
+        _ if prompt >= context => Err(EnvError::PromptTooLong { task: task.index, prompt, context }),
+        _ => Ok(()),
     }
+}
 
-    /// Checks a turn, since inconsistent data would be trained on unnoticed.
-    fn check(&self, turn: &Turn) -> Result<(), EnvError> {
-        let (tokens, room) = (turn.tokens.len(), self.room());
-        if tokens > room {
-            return Err(self.refused(TurnProblem::TooLong { tokens, room }));
-        }
-        if turn.logprobs.len() != tokens {
-            let logprobs = turn.logprobs.len();
-            return Err(self.refused(TurnProblem::LogprobCount { logprobs, tokens }));
-        }
-        // Rounding can raise the log-probability of a near-certain token slightly above zero.
-        let is_valid = |p: f32| p.is_finite() && p < 1e-3;
-        if let Some(position) = turn.logprobs.iter().position(|&p| !is_valid(p)) {
-            let logprob = turn.logprobs[position];
-            return Err(self.refused(TurnProblem::Logprob { position, logprob }));
-        }
-        if !(turn.temperature.is_finite() && turn.temperature > 0.0) {
-            return Err(self.refused(TurnProblem::Temperature { temperature: turn.temperature }));
-        }
-        let mut end = 0;
-        let in_order = turn.versions.iter().all(|span| {
-            let follows = span.range.start == end && span.range.end > end;
-            end = span.range.end;
-            follows
-        });
-        if !in_order || end != tokens {
-            return Err(self.refused(TurnProblem::Versions { tokens }));
-        }
-        Ok(())
-    }
-
-    fn refused(&self, problem: TurnProblem) -> EnvError {
-        EnvError::Turn { key: self.trajectory.key, turn: self.turns, problem }
+impl Response {
+    /// The response to a turn of an only agent, whose episode ends if the turn was truncated.
+    pub(crate) fn unless_truncated(self, turn: &Turn) -> Self {
+        if turn.stop.is_truncated() { Self { next: Next::Done, ..self } } else { self }
     }
 }

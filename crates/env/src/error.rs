@@ -115,6 +115,16 @@ pub enum EnvError {
         /// The trajectory.
         key: SampleKey,
     },
+    /// A world that asks an agent which it does not have, or continues a segment that the agent has not begun.
+    #[error(
+        "sample {key}: the world cannot ask agent {agent}: it has no such agent, or the agent has no turn to continue"
+    )]
+    UnknownAgent {
+        /// The episode.
+        key: SampleKey,
+        /// Index of the agent.
+        agent: usize,
+    },
     /// An inconsistent trajectory.
     #[error(transparent)]
     Trajectory(#[from] TrajectoryError),

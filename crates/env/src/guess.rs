@@ -83,8 +83,8 @@ impl Kind for GuessSettings {
         self.earlier_reasoning
     }
 
-    fn alphabet(&self) -> &'static str {
-        "<>?"
+    fn alphabet(&self) -> String {
+        "<>?".to_owned()
     }
 
     fn environment(

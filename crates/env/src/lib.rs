@@ -17,7 +17,12 @@
 //! the trajectory ([`StepReward`](rloom_core::StepReward)), for algorithms with step-level credit.
 //!
 //! Every environment must pass [`conformance::check`].
+//!
+//! A [`World`] has several agents, each with prompts, turns and segments of its own: its [`Play`] says whose turns can be
+//! taken now, and a [`Playthrough`] assembles the segments of all agents. An environment is a world of one agent ([`Solo`]).
 
+mod agent;
+mod agent_segments;
 mod attempt;
 pub mod conformance;
 mod demonstration;
@@ -25,17 +30,25 @@ mod dialogue;
 mod environment;
 mod error;
 mod games;
+mod graphs;
 mod guess;
 mod history;
 mod keys;
+mod playthrough;
+mod prompts;
 mod python;
 mod render;
+mod roles;
 mod script;
 mod settings;
 mod single_turn;
+mod solo;
 mod tools;
 mod unrendered;
+mod world;
 
+pub use agent::{Agent, AgentEnvironment};
+pub use agent_segments::AgentSegments;
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
 pub use environment::{
@@ -44,13 +57,19 @@ pub use environment::{
 pub use error::{EnvError, TurnProblem};
 pub use games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Observe,
-    Opponent, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+    Opponent, SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, VersusGame,
+    WordleSettings,
 };
+pub use graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
+pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;
 pub use rloom_function::PythonEnvironment;
+pub use roles::RoleSettings;
 pub use settings::{EnvironmentSettings, EnvironmentUnusable};
 pub use single_turn::SingleTurn;
+pub use solo::Solo;
 pub use tools::{OnMalformed, OnResume, Tools, ToolsEnvironment};
 pub use unrendered::{MessagePart, Unrendered, find_unrendered};
+pub use world::{Ack, AgentId, AgentSpec, Ask, Input, JudgedTurn, MAIN_POLICY, Outcome, Play, World};

@@ -10,6 +10,7 @@ use rloom_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::dialogue::Dialogue;
+use crate::games::Draws;
 use crate::keys::keys;
 use crate::settings::Kind;
 use crate::{
@@ -61,8 +62,8 @@ impl Kind for PythonEnvironment {
         self.earlier_reasoning
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {
@@ -122,9 +123,9 @@ impl PythonPlays {
         Ok(Self { pool, max_turns, rewards_turns, earlier_reasoning, episodes: AtomicU64::new(0) })
     }
 
-    async fn begin(&self, task: &Task, tokenizer: &Tokenizer) -> Result<Start, EnvError> {
+    async fn begin(&self, task: &Task, tokenizer: &Tokenizer, random: RandomKey) -> Result<Start, EnvError> {
         let name = format!("{}:{}", task.index, self.episodes.fetch_add(1, Ordering::Relaxed));
-        let body = body(task);
+        let body = body(task, Draws::chance(random).seed());
         let (session, ask) = Session::begin(&self.pool, name, body.clone())
             .await
             .map_err(|source| failed(task.index, source))?;
@@ -156,8 +157,8 @@ fn pool(
     Ok(pool)
 }
 
-/// The task as the worker receives it.
-fn body(task: &Task) -> Value {
+/// The task as the worker receives it. `seed` is the episode's: that of a group's episodes differ.
+fn body(task: &Task, seed: u32) -> Value {
     let prompt = match &task.prompt {
         PromptSource::Text(text) => json!(text),
         PromptSource::Messages(messages) => json!(messages),
@@ -168,6 +169,7 @@ fn body(task: &Task) -> Value {
         "answer": task.answer,
         "domain": task.domain,
         "row": *task.extra,
+        "seed": seed,
     })
 }
 
@@ -184,9 +186,9 @@ impl Environment for PythonPlays {
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
-        _: RandomKey,
+        random: RandomKey,
     ) -> BoxFuture<'a, Result<Start, EnvError>> {
-        Box::pin(self.begin(task, tokenizer))
+        Box::pin(self.begin(task, tokenizer, random))
     }
 }
 

@@ -43,8 +43,8 @@ impl Kind for NoKeys {
         false
     }
 
-    fn alphabet(&self) -> &'static str {
-        ""
+    fn alphabet(&self) -> String {
+        String::new()
     }
 
     fn environment(

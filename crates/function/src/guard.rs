@@ -21,12 +21,13 @@ sleep 1
 for g in $groups; do kill -9 "-$g"; done
 "#;
 
-/// A guard; `None` where there is no shell.
+/// Kills process groups when this program dies: a process of its own, where there is a shell.
 #[derive(Debug)]
-pub(crate) struct Guard(Option<Child>);
+pub struct Guard(Option<Child>);
 
 impl Guard {
-    pub(crate) fn start() -> Self {
+    /// Starts the process.
+    pub fn start() -> Self {
         let mut command = Command::new("/bin/sh");
         // Outside of this program's group, so that a signal to that group does not end it.
         command.args(["-c", SCRIPT]).process_group(0);
@@ -34,12 +35,12 @@ impl Guard {
     }
 
     /// Guards the process group of a worker.
-    pub(crate) fn add(&mut self, group: u32) {
+    pub fn add(&mut self, group: u32) {
         self.tell('+', group);
     }
 
     /// Forgets a process group; called before its number can belong to another.
-    pub(crate) fn remove(&mut self, group: u32) {
+    pub fn remove(&mut self, group: u32) {
         self.tell('-', group);
     }
 

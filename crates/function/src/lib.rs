@@ -26,6 +26,7 @@ mod stderr;
 mod tools;
 
 pub use error::{FunctionError, Malformed, may_pass};
+pub use guard::Guard;
 pub use host::{Host, Hosted, HostedCommand, HostedProcess};
 pub use http::{HttpClient, retry_after};
 pub use judge::{Judge, Sample, SampleVerdict, Verdicts};

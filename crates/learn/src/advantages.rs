@@ -1,8 +1,8 @@
 //! Advantages, outcomes and masks of a batch of groups.
 
 use rloom_algo::{
-    AdvantageSpec, Advantages, AlgoError, EpisodeRewards, Filters, GroupRewards, MaskReason, RunningMoments,
-    StepReward, advantages,
+    AdvantageSpec, Advantages, AgentPart, AgentTurn, AlgoError, AlgorithmState, EpisodeRewards, Filters,
+    GroupRewards, MaskReason, StepReward, advantages_of_roles,
 };
 use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, Role};
@@ -21,12 +21,13 @@ struct EpisodeNumbers<'a> {
     prm: Vec<f32>,
     prm_reference: Vec<f32>,
     given: Vec<f64>,
+    agents: Vec<AgentPart<'a>>,
 }
 
 /// Computes the advantages of a batch.
 pub(crate) fn batch_advantages(
     spec: &AdvantageSpec,
-    running: &RunningMoments,
+    state: &AlgorithmState,
     groups: &[Group],
     known: &BatchScores,
     given: Option<&GivenAdvantages>,
@@ -47,6 +48,7 @@ pub(crate) fn batch_advantages(
                 of_group.push(EpisodeNumbers {
                     steps: steps_of(episode, step_reward_weight),
                     given: given.unwrap_or_default(),
+                    agents: agents_of(episode),
                     ..numbers_of(episode, known, places)
                 });
             }
@@ -60,7 +62,7 @@ pub(crate) fn batch_advantages(
             episodes: group.episodes.iter().zip(numbers).map(|(e, n)| rewards_of(e, n)).collect(),
         })
         .collect();
-    advantages(spec, running, &rewards)
+    advantages_of_roles(spec, &state.rewards, &state.roles, &rewards)
 }
 
 fn numbers_of<'a>(
@@ -84,10 +86,11 @@ fn numbers_of<'a>(
             .last_values
             .get(places.end.wrapping_sub(1))
             .copied()
-            .filter(|_| is_truncated(episode)),
+            .filter(|_| episode.is_truncated()),
         components: episode.rewards.components.iter().map(|c| (c.weight, c.value())).collect(),
         steps: Vec::new(),
         given: Vec::new(),
+        agents: Vec::new(),
         prm: joined(&known.prm),
         prm_reference: joined(&known.prm_reference),
     }
@@ -107,6 +110,7 @@ fn rewards_of<'a>(episode: &Episode, numbers: &'a EpisodeNumbers<'a>) -> Episode
         prm_logprob: &numbers.prm,
         prm_reference_logprob: &numbers.prm_reference,
         given: &numbers.given,
+        agents: &numbers.agents,
     }
 }
 
@@ -127,6 +131,31 @@ fn steps_of(episode: &Episode, weight: f64) -> Vec<StepReward<'_>> {
         start = end;
     }
     steps
+}
+
+/// Returns the agents of an episode of several; empty for one of a single agent.
+fn agents_of(episode: &Episode) -> Vec<AgentPart<'_>> {
+    let mut agents: Vec<AgentPart<'_>> = Vec::new();
+    let mut start = 0;
+    for segment in &episode.segments {
+        let (Some(name), end) = (segment.agent.as_deref(), start + segment.policy_tokens()) else {
+            return Vec::new();
+        };
+        let reward = episode.rewards.agents.get(name).copied();
+        if agents.last().is_none_or(|agent| agent.name != name) {
+            agents.push(AgentPart { name, tokens: (start, end), reward, turns: Vec::new() });
+        }
+        if let Some(agent) = agents.last_mut() {
+            agent.tokens.1 = end;
+            for span in segment.spans.iter().filter(|span| span.author == Author::Policy) {
+                let tokens = (start, start + span.range.len());
+                let reward = span.step.as_ref().map(|step| step.reward);
+                agent.turns.push(AgentTurn { tokens, reward });
+                start = tokens.1;
+            }
+        }
+    }
+    agents
 }
 
 /// Returns the outcome, 0 to 1, of the episode of each trained trajectory.
@@ -150,17 +179,13 @@ pub(crate) fn masks(filters: &Filters, groups: &[Group]) -> Vec<Option<MaskReaso
             role: e.role,
             ..EpisodeRewards::new(e.rewards.total(), e.policy_tokens())
         });
-        let truncated: Vec<bool> = episodes.clone().map(is_truncated).collect();
+        let truncated: Vec<bool> = episodes.clone().map(Episode::is_truncated).collect();
         let reasons = filters.masks(&GroupRewards { episodes: rewards.collect() }, &truncated);
         for (episode, reason) in episodes.zip(reasons).filter(|(e, _)| e.role == Role::Train) {
             out.extend(std::iter::repeat_n(reason, episode.segments.len()));
         }
     }
     out
-}
-
-fn is_truncated(episode: &Episode) -> bool {
-    episode.segments.last().is_some_and(|s| s.stop.is_truncated())
 }
 
 #[cfg(test)]
@@ -184,6 +209,7 @@ mod tests {
         ];
         let segment = Trajectory {
             key: SampleKey::default(),
+            agent: None,
             tokens: vec![1; 6],
             spans,
             logprobs: vec![-1.0; 3],
@@ -192,7 +218,46 @@ mod tests {
             attachments: Vec::new(),
         };
         let episode = Episode { role: Role::Train, segments: vec![segment], rewards: Rewards::default() };
+        assert!(agents_of(&episode).is_empty());
         let found: Vec<_> = steps_of(&episode, -2.0).iter().map(|s| (s.tokens, s.reward, s.state)).collect();
         assert_eq!(found, [((0, 2), -1.0, Some("a")), ((2, 3), -2.0, Some("b"))]);
+    }
+
+    /// Turns are ranges of the episode's tokens, agent by agent, also over several segments.
+    #[test]
+    fn agents_have_their_tokens_turns_and_rewards() {
+        let segment = |agent: &str, turns: &[usize]| {
+            let mut spans = vec![Span::new(Author::Prompt, 0..1)];
+            let mut end = 1;
+            for &turn in turns {
+                spans.push(Span::new(Author::Policy, end..end + turn));
+                end += turn;
+            }
+            Trajectory {
+                key: SampleKey::default(),
+                agent: Some(agent.into()),
+                tokens: vec![1; end],
+                spans,
+                logprobs: vec![-1.0; end - 1],
+                versions: Vec::new(),
+                stop: StopReason::StopToken,
+                attachments: Vec::new(),
+            }
+        };
+        let mut segments = vec![segment("a", &[2, 1]), segment("a", &[1]), segment("b", &[3])];
+        segments[1].spans[1].step = Some(StepReward { reward: 0.5, state: None });
+        let rewards = Rewards { agents: [("b".to_owned(), -1.0)].into(), ..Rewards::default() };
+        let episode = Episode { role: Role::Train, segments, rewards };
+        let turn = |start, end, reward| AgentTurn { tokens: (start, end), reward };
+        let expected = [
+            AgentPart {
+                name: "a",
+                tokens: (0, 4),
+                reward: None,
+                turns: vec![turn(0, 2, None), turn(2, 3, None), turn(3, 4, Some(0.5))],
+            },
+            AgentPart { name: "b", tokens: (4, 7), reward: Some(-1.0), turns: vec![turn(4, 7, None)] },
+        ];
+        assert_eq!(agents_of(&episode), expected);
     }
 }

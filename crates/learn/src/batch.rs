@@ -3,16 +3,18 @@
 use std::borrow::Cow;
 
 use rloom_algo::{
-    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossStep, Mismatch,
-    Objective, PolicyLoss, PolicyObjective, Surrogate,
+    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossMetrics, LossStep,
+    Mismatch, Objective, PolicyLoss, PolicyObjective, Surrogate,
 };
 use rloom_collect::OutcomeRule;
-use rloom_core::{Group, PolicyVersion, Purpose, RandomKey, metric};
+use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, metric};
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::report::StepMeasurements;
-use crate::rows::{Member, counts, loss_inputs, members, outcome_inputs, split_groups, split_scores};
-use crate::{BatchReport, BatchScores, GivenAdvantages, MethodFunctions, Models, advantages};
+use crate::rows::{
+    Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
+};
+use crate::{BatchReport, BatchScores, FurtherPolicy, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.
 #[derive(Debug, Clone)]
@@ -39,6 +41,10 @@ pub struct BatchTrainer {
     pub outcome: OutcomeRule,
     /// Weight of the environment's step rewards in the reward.
     pub step_reward_weight: f64,
+    /// The main policy of a run with several: it is trained on the segments that it has sampled, and each of
+    /// [`Models::further`] on its own. Segments of other policies, which are frozen, carry no loss. `None`: all segments are
+    /// those of the only policy.
+    pub main: Option<PolicyId>,
 }
 
 /// Position of a batch in its stage.
@@ -83,7 +89,7 @@ impl BatchTrainer {
         position: &BatchPosition<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BatchReport, TrainError> {
-        let mut report = BatchReport { state: position.state, ..BatchReport::default() };
+        let mut report = BatchReport { state: position.state.clone(), ..BatchReport::default() };
         let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
         let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
         progress(0, optimizer_steps);
@@ -101,30 +107,50 @@ impl BatchTrainer {
             }
         };
         let mut measured = StepMeasurements::default();
+        let mut measured_further: Vec<StepMeasurements> = Vec::new();
+        measured_further.resize_with(models.further.len(), StepMeasurements::default);
         let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
         for _ in 0..self.algorithm.epochs {
             for part in &parts {
-                let own: Vec<Member<'_>> = all.iter().filter(|m| part.contains(&m.group)).copied().collect();
-                let packed = self.pack(&own)?;
+                let of_part: Vec<Member<'_>> =
+                    all.iter().filter(|m| part.contains(&m.group)).copied().collect();
                 report.learning_rate = (position.learning_rate)(report.optimizer_steps);
                 // Later optimiser steps have other weights than the sampler had.
                 let is_first = report.optimizer_steps == 0 && self.algorithm.needs_rollouts();
                 let mismatch = if is_first { Mismatch::Scores } else { Mismatch::Unmeasured };
-                let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
-                let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
-                let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
-                if taken.is_ok() && !critic_alone {
-                    taken =
-                        self.policy_step(models, &minibatch, position.version, &mut measured, &mut report);
+                let own = self.main.map_or_else(|| of_part.clone(), |main| of_policy(&of_part, main));
+                if self.main.is_none() || !own.is_empty() {
+                    let packed = self.pack(&own)?;
+                    let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
+                    let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
+                    let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
+                    if taken.is_ok() && !critic_alone {
+                        taken =
+                            self.main_step(models, &minibatch, position.version, &mut measured, &mut report);
+                    }
+                    if let Err(error) = taken {
+                        report.skip(1, error, limit)?;
+                    }
                 }
-                if let Err(error) = taken {
-                    report.skip(1, error, limit)?;
+                for (policy, measured) in models.further.iter_mut().zip(&mut measured_further) {
+                    let own = of_policy(&of_part, policy.id);
+                    let packed = self.pack(&own)?;
+                    let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
+                    let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
+                    if let Err(error) =
+                        self.further_step(policy, &minibatch, position.version, measured, &mut report)
+                    {
+                        report.skip(1, error, limit)?;
+                    }
                 }
                 report.optimizer_steps += 1;
                 progress(report.optimizer_steps, optimizer_steps);
             }
         }
         measured.summarize(&mut report);
+        for (policy, measured) in models.further.iter().zip(&measured_further) {
+            report.metrics.extend(measured.of_policy(&policy.name));
+        }
         report.add_token_counts();
         if let Some(advantages) = &advantages {
             report.state = report.state.after_batch(&self.algorithm, advantages);
@@ -217,7 +243,7 @@ impl BatchTrainer {
         };
         let advantages = advantages::batch_advantages(
             &spec,
-            &report.state.rewards,
+            &report.state,
             groups,
             known,
             report.given_advantages.as_ref(),
@@ -266,7 +292,7 @@ impl BatchTrainer {
     /// The inputs of the policy's loss. A Python function computes its part from the scores of a pass of its own.
     fn policy_inputs<'m, E: TrainEngine>(
         &self,
-        models: &mut Models<E>,
+        engine: &mut E,
         minibatch: &Minibatch<'m>,
         version: PolicyVersion,
         loss: &PolicyLoss,
@@ -274,7 +300,7 @@ impl BatchTrainer {
         if !self.functions.computes_loss() {
             return Ok(Cow::Borrowed(minibatch.inputs));
         }
-        let scores = models.policy.score(Which::Policy, minibatch.packed)?;
+        let scores = engine.score(Which::Policy, minibatch.packed)?;
         let mut inputs = minibatch.inputs.to_vec();
         self.functions
             .add_losses(loss, version, &minibatch.counts, &scores, &mut inputs)
@@ -282,7 +308,8 @@ impl BatchTrainer {
         Ok(Cow::Owned(inputs))
     }
 
-    fn policy_step<E: TrainEngine>(
+    /// An optimiser step of the main policy, whose measurements also drive adaptive coefficients.
+    fn main_step<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
         minibatch: &Minibatch<'_>,
@@ -290,21 +317,54 @@ impl BatchTrainer {
         measured: &mut StepMeasurements,
         report: &mut BatchReport,
     ) -> Result<(), TrainError> {
+        let draws = self.draws(version, report.optimizer_steps);
+        let rate = report.learning_rate;
+        let metrics =
+            self.policy_step(&mut models.policy, minibatch, (version, draws, rate), measured, report)?;
+        report.state = report.state.after_step(&self.algorithm, &metrics);
+        Ok(())
+    }
+
+    /// An optimiser step of a further policy. Without segments of its own it keeps its weights.
+    fn further_step<E: TrainEngine>(
+        &self,
+        policy: &mut FurtherPolicy<E>,
+        minibatch: &Minibatch<'_>,
+        version: PolicyVersion,
+        measured: &mut StepMeasurements,
+        report: &mut BatchReport,
+    ) -> Result<(), TrainError> {
+        if minibatch.packed.is_empty() {
+            return Ok(());
+        }
+        let draws = RandomKey { segment: policy.id.0, ..self.draws(version, report.optimizer_steps) };
+        let rate = report.learning_rate * policy.learning_rate_scale;
+        self.policy_step(&mut policy.engine, minibatch, (version, draws, rate), measured, report).map(drop)
+    }
+
+    /// An optimiser step of one policy, at a learning rate and with the key of the loss's random draws.
+    fn policy_step<E: TrainEngine>(
+        &self,
+        engine: &mut E,
+        minibatch: &Minibatch<'_>,
+        (version, draws, learning_rate): (PolicyVersion, RandomKey, f64),
+        measured: &mut StepMeasurements,
+        report: &mut BatchReport,
+    ) -> Result<LossMetrics, TrainError> {
         let loss = self.algorithm.loss_at(&report.state);
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = PolicyObjective { loss, draws: self.draws(version, report.optimizer_steps) };
-        let inputs = self.policy_inputs(models, minibatch, version, &loss)?;
+        let objective = PolicyObjective { loss, draws };
+        let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
         let step = LossStep::new(Objective::Policy(objective), minibatch.counts, &inputs);
-        let accumulated = models.policy.accumulate(minibatch.packed, &step)?;
+        let accumulated = engine.accumulate(minibatch.packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
         report.count(&accumulated);
-        let taken = models.policy.step(&OptimStep { learning_rate: report.learning_rate })?;
-        report.state = report.state.after_step(&self.algorithm, &metrics);
+        let taken = engine.step(&OptimStep { learning_rate })?;
         measured.policy.push(metrics);
         measured.grad_norm.push(taken.grad_norm);
-        Ok(())
+        Ok(metrics)
     }
 }
 

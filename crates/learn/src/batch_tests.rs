@@ -18,27 +18,27 @@ use rloom_engine::{
 use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
 
 /// Output of a model for a token after some optimiser steps: its log-probability, and the value before it.
-type Output = fn(token: u32, steps: u32) -> (f32, f32);
+pub(crate) type Output = fn(token: u32, steps: u32) -> (f32, f32);
 
 /// Coefficients of log-probability and value by token.
-type Coefficients = BTreeMap<u32, (f32, f32)>;
+pub(crate) type Coefficients = BTreeMap<u32, (f32, f32)>;
 
 /// A train engine that records its calls.
-struct Recorder {
+pub(crate) struct Recorder {
     policy: Output,
     reference: Output,
     steps: u32,
     /// Samples and coefficients of each accumulation.
-    accumulated: Vec<(Vec<SampleKey>, Coefficients)>,
-    rates: Vec<f64>,
+    pub(crate) accumulated: Vec<(Vec<SampleKey>, Coefficients)>,
+    pub(crate) rates: Vec<f64>,
 }
 
 /// Log-probability −token/64, value token/128.
-fn plain(token: u32, _: u32) -> (f32, f32) {
+pub(crate) fn plain(token: u32, _: u32) -> (f32, f32) {
     (-(token as f32) / 64.0, token as f32 / 128.0)
 }
 
-fn recorder(policy: Output, reference: Output) -> Recorder {
+pub(crate) fn recorder(policy: Output, reference: Output) -> Recorder {
     Recorder { policy, reference, steps: 0, accumulated: Vec::new(), rates: Vec::new() }
 }
 
@@ -121,12 +121,13 @@ impl TrainEngine for Recorder {
 }
 
 /// An episode of segments, each with a prompt of one token 0, and policy tokens sampled at log-probability −token/64.
-fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Episode {
+pub(crate) fn episode(role: Role, segments: &[&[u32]], reward: f64, stop: StopReason) -> Episode {
     let segments = segments
         .iter()
         .zip(0..)
         .map(|(tokens, segment)| Trajectory {
             key: SampleKey { ticket: Ticket(0), sample: tokens[0], segment },
+            agent: None,
             tokens: [&[0], *tokens].concat(),
             spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..tokens.len() + 1)],
             logprobs: tokens.iter().map(|&t| -(t as f32) / 64.0).collect(),
@@ -151,7 +152,7 @@ fn ended(tokens: &[u32], reward: f64) -> Episode {
     episode(Role::Train, &[tokens], reward, StopReason::StopToken)
 }
 
-fn group(episodes: Vec<Episode>) -> Group {
+pub(crate) fn group(episodes: Vec<Episode>) -> Group {
     let task = Task {
         index: 0,
         prompt: PromptSource::Text(String::new()),
@@ -163,9 +164,9 @@ fn group(episodes: Vec<Episode>) -> Group {
     Group { ticket: Ticket(0), task, episodes }
 }
 
-fn models(policy: Output) -> Models<Recorder> {
+pub(crate) fn models(policy: Output) -> Models<Recorder> {
     let reference = |token, steps| (plain(token, steps).0 - 0.25, 0.0);
-    Models { policy: recorder(policy, reference), critic: None, prm: None }
+    Models::of_policy(recorder(policy, reference))
 }
 
 /// Trains on a batch at a learning rate of 1.
@@ -194,6 +195,7 @@ fn train_skipping(
         stage: 0,
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
+        main: None,
     };
     let state = AlgorithmState::default();
     let version = PolicyVersion(0);
@@ -207,7 +209,7 @@ fn train_skipping(
     trainer.train(models, groups, &position, &mut |_, _| ())
 }
 
-fn assert_close(got: f32, wanted: f64, what: &str) {
+pub(crate) fn assert_close(got: f32, wanted: f64, what: &str) {
     assert!((f64::from(got) - wanted).abs() < 1e-6, "{what}: {got}, wanted {wanted}");
 }
 
@@ -397,7 +399,7 @@ fn all_steps_are_skipped_if_the_scores_before_them_are_not_finite() {
     let groups = [group(vec![ended(&[1, 2], 1.0), ended(&[3], 0.0)])];
     let json = r#"{"group_size":2,"epochs":3,"loss":"ppo_clip"}"#;
     let run = |limit| {
-        let mut models = Models { policy: recorder(plain, |_, _| (f32::NAN, 0.0)), critic: None, prm: None };
+        let mut models = Models::of_policy(recorder(plain, |_, _| (f32::NAN, 0.0)));
         let result = train_skipping(limit, Method::Rloo, json, &mut models, &groups);
         (result, models.policy.rates.len())
     };

@@ -14,9 +14,11 @@ mod scores;
 
 #[cfg(test)]
 mod batch_tests;
+#[cfg(test)]
+mod policy_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};
-pub use models::Models;
+pub use models::{FurtherPolicy, Models};
 pub use report::{BatchReport, SkippedSteps};
 pub use scores::BatchScores;

@@ -109,6 +109,16 @@ impl StepMeasurements {
     }
 }
 
+impl StepMeasurements {
+    /// The means over the optimiser steps of a further policy, under its name.
+    pub(crate) fn of_policy(&self, name: &str) -> BTreeMap<String, f64> {
+        let losses = LossMetrics::over_steps(&self.policy).map(|m| m.named()).unwrap_or_default();
+        let norm = mean(&self.grad_norm).map(|norm| (metric::GRAD_NORM, norm));
+        let named = losses.into_iter().chain(norm);
+        named.map(|(metric, value)| (format!("{}{name}/{metric}", metric::POLICY_PREFIX), value)).collect()
+    }
+}
+
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rloom_algo::{Advantages, GlobalCounts, LossInputs, Mismatch, TokenScores};
-use rloom_core::{Group, PolicyVersion, Role, Trajectory};
+use rloom_core::{Group, PolicyId, PolicyVersion, Role, Trajectory};
 use rloom_engine::PackedBatch;
 
 use crate::BatchScores;
@@ -16,7 +16,9 @@ pub(crate) struct Member<'a> {
     pub(crate) episode: usize,
     /// Policy tokens of the episode that precede this segment.
     pub(crate) offset: usize,
-    /// Policy tokens of the whole episode.
+    /// Those among them that were sampled by the policies whose segments are trained together.
+    pub(crate) before: usize,
+    /// Policy tokens of the whole episode, of the same policies.
     pub(crate) episode_tokens: usize,
     /// Index among all trained trajectories of the batch.
     pub(crate) place: usize,
@@ -29,8 +31,8 @@ pub(crate) fn members(groups: &[Group]) -> Vec<Member<'_>> {
         for (e, episode) in group.episodes.iter().enumerate().filter(|(_, e)| e.role == Role::Train) {
             let (mut offset, episode_tokens) = (0, episode.policy_tokens());
             for trajectory in &episode.segments {
-                let place = out.len();
-                out.push(Member { trajectory, group: g, episode: e, offset, episode_tokens, place });
+                let (place, before) = (out.len(), offset);
+                out.push(Member { trajectory, group: g, episode: e, offset, before, episode_tokens, place });
                 offset += trajectory.policy_tokens();
             }
         }
@@ -38,11 +40,31 @@ pub(crate) fn members(groups: &[Group]) -> Vec<Member<'_>> {
     out
 }
 
+/// The policy that sampled a trajectory.
+fn sampled_by(trajectory: &Trajectory) -> PolicyId {
+    trajectory.versions.first().map_or(PolicyId::MAIN, |span| span.policy)
+}
+
+/// Returns the trajectories that `policy` sampled. Its part of an episode counts as an episode of its own.
+pub(crate) fn of_policy<'a>(members: &[Member<'a>], policy: PolicyId) -> Vec<Member<'a>> {
+    let mut own: Vec<Member<'a>> =
+        members.iter().filter(|m| sampled_by(m.trajectory) == policy).copied().collect();
+    for episode in own.chunk_by_mut(|a, b| (a.group, a.episode) == (b.group, b.episode)) {
+        let episode_tokens = episode.iter().map(|m| m.trajectory.policy_tokens()).sum();
+        let mut before = 0;
+        for member in episode {
+            (member.before, member.episode_tokens) = (before, episode_tokens);
+            before += member.trajectory.policy_tokens();
+        }
+    }
+    own
+}
+
 /// Counts of the trajectories of an optimiser step.
 pub(crate) fn counts(members: &[Member<'_>], completion_limit: u64) -> GlobalCounts {
     let lengths = members.iter().map(|m| m.trajectory.policy_tokens());
     let counts = GlobalCounts::of_lengths(lengths, completion_limit);
-    let is_further = |m: &&Member<'_>| m.offset > 0 && m.trajectory.policy_tokens() > 0;
+    let is_further = |m: &&Member<'_>| m.before > 0 && m.trajectory.policy_tokens() > 0;
     GlobalCounts { further_segments: members.iter().filter(is_further).count() as u64, ..counts }
 }
 

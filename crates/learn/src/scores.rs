@@ -1,10 +1,10 @@
 //! Scores of a batch before its first optimiser step.
 
 use rloom_algo::{Proximal, TokenScores, interpolation};
-use rloom_core::{Group, PolicyVersion, Trajectory};
+use rloom_core::{Group, PolicyId, PolicyVersion, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which};
 
-use crate::rows::{Member, is_of_version, members, split_scores};
+use crate::rows::{Member, is_of_version, members, of_policy, split_scores};
 use crate::{BatchTrainer, Models};
 
 /// Per-token numbers of each trained trajectory of a batch, computed before the first optimiser step: a list per
@@ -51,11 +51,11 @@ impl BatchTrainer {
     ) -> Result<BatchScores, TrainError> {
         let mut known = BatchScores::default();
         let algorithm = &self.algorithm;
+        if let Some(main) = self.main {
+            return self.scores_of_policies(models, main, members, version);
+        }
         if algorithm.needs_reference() {
-            // The reference is the policy at the start of the stage.
-            known.reference = self.logprobs_of(PolicyVersion(0), members, |packed| {
-                models.policy.score(Which::Reference, packed)
-            })?;
+            known.reference = self.reference(&mut models.policy, members)?;
         }
         let shared_value = algorithm.critic.is_some_and(|c| c.is_shared());
         let value_engine = if shared_value { Some(&mut models.policy) } else { models.critic.as_mut() };
@@ -68,8 +68,7 @@ impl BatchTrainer {
             }
         }
         if algorithm.recomputes_old() && !shared_value {
-            known.old =
-                self.logprobs_of(version, members, |packed| models.policy.score(Which::Policy, packed))?;
+            known.old = self.old(&mut models.policy, members, version)?;
         }
         if let Some(prm) = &mut models.prm {
             // Its reference is also the policy at the start of the stage.
@@ -80,6 +79,59 @@ impl BatchTrainer {
             known.interpolation = members.iter().map(|m| interpolations(m.trajectory, version)).collect();
         }
         Ok(known)
+    }
+
+    /// Scores the trajectories of each trained policy with its own engine. Those of frozen policies keep the
+    /// log-probabilities with which they were sampled.
+    fn scores_of_policies<E: TrainEngine>(
+        &self,
+        models: &mut Models<E>,
+        main: PolicyId,
+        members: &[Member<'_>],
+        version: PolicyVersion,
+    ) -> Result<BatchScores, TrainError> {
+        let mut known = BatchScores::default();
+        let algorithm = &self.algorithm;
+        let sampled = || members.iter().map(|m| m.trajectory.logprobs.clone()).collect();
+        if algorithm.needs_reference() {
+            known.reference = sampled();
+        }
+        if algorithm.recomputes_old() {
+            known.old = sampled();
+        }
+        let further = models.further.iter_mut().map(|policy| (policy.id, &mut policy.engine));
+        for (id, engine) in std::iter::once((main, &mut models.policy)).chain(further) {
+            let own = of_policy(members, id);
+            if algorithm.needs_reference() {
+                place(&own, self.reference(engine, &own)?, &mut known.reference);
+            }
+            if algorithm.recomputes_old() {
+                place(&own, self.old(engine, &own, version)?, &mut known.old);
+            }
+        }
+        if algorithm.proximal == Proximal::LogLinear {
+            known.interpolation = members.iter().map(|m| interpolations(m.trajectory, version)).collect();
+        }
+        Ok(known)
+    }
+
+    /// Log-probabilities of the reference: the policy at the start of the stage.
+    fn reference<E: TrainEngine>(
+        &self,
+        engine: &mut E,
+        members: &[Member<'_>],
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        self.logprobs_of(PolicyVersion(0), members, |packed| engine.score(Which::Reference, packed))
+    }
+
+    /// Log-probabilities of the policy before the first optimiser step.
+    fn old<E: TrainEngine>(
+        &self,
+        engine: &mut E,
+        members: &[Member<'_>],
+        version: PolicyVersion,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        self.logprobs_of(version, members, |packed| engine.score(Which::Policy, packed))
     }
 
     /// Returns each trajectory's log-probabilities under the policy of a version. Those that this version sampled on an
@@ -99,6 +151,13 @@ impl BatchTrainer {
             if is_known(m) { m.trajectory.logprobs.clone() } else { computed.next().unwrap_or_default() }
         };
         Ok(members.iter().map(of).collect())
+    }
+}
+
+/// Puts the numbers of `members` in their places among those of all trajectories.
+fn place(members: &[Member<'_>], numbers: Vec<Vec<f32>>, all: &mut [Vec<f32>]) {
+    for (member, own) in members.iter().zip(numbers) {
+        all[member.place] = own;
     }
 }
 

@@ -114,7 +114,7 @@ pub trait Reward: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Name of the sandbox's tier in which it runs programs, if it does.
+    /// Protection in which it runs programs, if it does: the tier of its sandbox, or a server.
     fn sandbox(&self) -> Option<&'static str> {
         None
     }

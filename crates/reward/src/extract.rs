@@ -132,6 +132,14 @@ fn last_box(text: &str) -> Option<(usize, usize)> {
     Some((start, text.len() - argument.len()))
 }
 
+/// The argument of a last box without braces, which is what is left of its formula: `$\boxed 12$`.
+fn box_without_braces(text: &str) -> Option<&str> {
+    let (_, after) = text.rsplit_once("\\boxed ")?;
+    let (argument, _) = after.split_once('$')?;
+    let argument = argument.trim();
+    (!argument.is_empty() && !argument.contains(['{', '\n'])).then_some(argument)
+}
+
 /// Position of the brace that closes an argument.
 fn closing_brace(text: &str, start: usize) -> Option<usize> {
     let mut depth = 1usize;
@@ -153,7 +161,7 @@ fn closing_brace(text: &str, start: usize) -> Option<usize> {
 
 /// The argument of the last box, or several boxes with what is between them; `None` if the last one does not close.
 fn boxed(text: &str) -> Option<&str> {
-    let (mut first, argument) = last_box(text)?;
+    let Some((mut first, argument)) = last_box(text) else { return box_without_braces(text) };
     let end = closing_brace(text, argument)?;
     let (mut several, mut named) = (false, false);
     while let Some((at, inside)) = last_box(&text[..first]) {
@@ -399,6 +407,10 @@ mod tests {
                 (r"\boxed{5} then \boxed{6", None),
                 (r"\boxed{}", None),
                 (r"\boxed 9", None),
+                (r"so $x = \boxed 12$.", Some("12")),
+                (r"$\boxed{5}$ or $\boxed 12$", Some("12")),
+                (r"$\boxed 12$, no, $\boxed{5}$", Some("5")),
+                (r"$\boxed {12$", None),
                 ("18", None),
             ],
         );

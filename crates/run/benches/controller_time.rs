@@ -220,11 +220,7 @@ impl EngineFactory for StandIns {
 
     fn models(&self, _: &Stage, _: usize, start: StageStart) -> Result<Models<Trainer>, RunError> {
         let start = self.embedded.open_start(start)?;
-        Ok(Models {
-            policy: Trainer { start, observer: ProgressObserver::default() },
-            critic: None,
-            prm: None,
-        })
+        Ok(Models::of_policy(Trainer { start, observer: ProgressObserver::default() }))
     }
 
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {

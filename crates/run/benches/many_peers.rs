@@ -246,7 +246,7 @@ impl EngineFactory for Peers {
     fn models(&self, _: &Stage, _: usize, _: StageStart) -> Result<Models<Gang>, RunError> {
         let settings = GangSettings { ranks: self.ranks, ..GangSettings::new(&self.folder, &self.folder) };
         let policy = Gang::start(settings, &self.launcher, 1).expect("ranks");
-        Ok(Models { policy, critic: None, prm: None })
+        Ok(Models::of_policy(policy))
     }
 
     fn open(&self, _: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {

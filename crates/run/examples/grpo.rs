@@ -153,6 +153,7 @@ fn trajectory(request: &GenerateRequest, completion: &Generation) -> Trajectory 
     let end = prompt + completion.tokens.len();
     Trajectory {
         key: sample_key(request.key.ticket, request.key.sample),
+        agent: None,
         tokens: [&request.prompt[..], &completion.tokens[..]].concat(),
         spans: vec![Span::new(Author::Prompt, 0..prompt), Span::new(Author::Policy, prompt..end)],
         logprobs: completion.logprobs.clone(),

@@ -7,7 +7,7 @@ use rloom_env::EnvironmentSettings;
 use rloom_function::absolute_function;
 use rloom_reward::RewardSettings;
 
-use crate::RunError;
+use crate::{RunError, policies};
 
 /// Makes the paths of data files, functions and a local model independent of the working directory.
 pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
@@ -37,11 +37,18 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     {
         *rollouts = path;
     }
-    if let ModelSource::Path(source) = &mut config.model
-        && Path::new(source).is_dir()
+    if let ModelSource::Path(source) = &mut config.model {
+        make_absolute(source);
+    }
+    policies::sources(&mut config).for_each(make_absolute);
+    Ok(config)
+}
+
+/// Makes the path of a local model independent of the working directory.
+fn make_absolute(source: &mut String) {
+    if Path::new(source).is_dir()
         && let Ok(path) = std::path::absolute(&*source)
     {
         *source = path.display().to_string();
     }
-    Ok(config)
 }

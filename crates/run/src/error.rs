@@ -22,6 +22,9 @@ pub enum NotRepeatable {
         "the recorded tokens and log-probabilities are in `rollouts/`; `rloom inspect` shows them"
     ))]
     InexactEngine,
+    /// Several policies have sampled the run.
+    #[error("the run has several policies")]
+    SeveralPolicies,
 }
 
 /// Reason why a run or one of its commands failed.
@@ -48,6 +51,10 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Hub(#[from] rloom_hub::HubError),
+    /// Agents outside of this program cannot be served.
+    #[error("`environment`: {0}")]
+    #[diagnostic(forward(0))]
+    Agents(#[from] rloom_agents::AgentError),
     /// The initial model of an existing run is neither among its files nor available where it came from.
     #[error("{} needs its initial model: {error}", run.display())]
     #[diagnostic(help("{reason}: make the model available again"))]
@@ -285,6 +292,9 @@ pub enum RunError {
         /// Name of the engine.
         engine: &'static str,
     },
+    /// Neither addresses of servers nor a folder with their model.
+    #[error("there are no addresses of inference servers, or the model is not in a folder")]
+    NoServers,
     /// The rollout engine could not be built, or failed outside of a stage.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -425,6 +435,36 @@ pub enum RunError {
         /// Numeric path of this machine.
         numeric_path: String,
     },
+    /// An agent is played by a policy that the recipe does not describe.
+    #[error(
+        "agent `{agent}` of the `{environment}` environment is played by policy \"{policy}\", which `[policies]` does not \
+         have; {known}"
+    )]
+    UnknownPolicy {
+        /// The environment.
+        environment: String,
+        /// The agent.
+        agent: String,
+        /// Its policy.
+        policy: String,
+        /// The nearest name, and all.
+        known: String,
+    },
+    /// The model of a policy does not share the tokens of the run's model.
+    #[error("policy `{policy}` cannot use the model {model}: {what}")]
+    OtherTokens {
+        /// The policy.
+        policy: String,
+        /// Its model.
+        model: String,
+        /// The difference.
+        what: String,
+    },
+    /// Engines without further policies.
+    #[error(
+        "these engines have one policy; a further one with a model of its own needs those of this program"
+    )]
+    OnePolicy,
     /// A sample that cannot be generated again.
     #[error("sample {ticket}/{sample} cannot be repeated: {reason}")]
     #[diagnostic(forward(reason))]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_collect::{BoundedEngine, EvaluationReport};
+use rloom_collect::{AgentPolicies, BoundedEngine, EvaluationReport};
 use rloom_config::EvalSettings;
 use rloom_core::{OnUpdate, PolicyVersion};
 use rloom_engine::{RolloutEngine, RolloutSettings};
@@ -37,7 +37,10 @@ pub fn evaluate(
     let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
     functions::check_evaluation(eval, &inputs.judges)?;
     let rows = inputs.prompt_check().evaluation(eval)?;
-    let evaluator = inputs.evaluator(0, eval, &Arc::new(BoundedEngine::new(Arc::clone(&engine))), &rows)?;
+    // One model plays all roles.
+    let policies = AgentPolicies::all(inputs.policy);
+    let bounded = Arc::new(BoundedEngine::new(Arc::clone(&engine)));
+    let evaluator = inputs.evaluator(0, eval, &bounded, &policies, &rows)?;
     runtime::block_on(async {
         let weights = assembly::publish(&model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;

@@ -15,6 +15,7 @@ mod functions;
 mod initial;
 pub mod lineage;
 mod pin;
+mod policies;
 mod policy;
 mod prompts;
 mod rebuild;

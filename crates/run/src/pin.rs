@@ -4,12 +4,15 @@ use rloom_config::{Config, EvalSettings, ModelSource};
 use rloom_data::Split;
 use rloom_hub::Hub;
 
-use crate::RunError;
+use crate::{RunError, policies};
 
 /// The configuration with commits in place of branches and tags, so that a resumed run reads the same files.
 pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
     let mut config = config.clone();
     if let ModelSource::Path(source) = &mut config.model {
+        *source = hub.pin_model(source)?;
+    }
+    for source in policies::sources(&mut config) {
         *source = hub.pin_model(source)?;
     }
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
@@ -24,6 +27,7 @@ pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
     if let ModelSource::Path(source) = &config.model {
         hub.model(source)?;
     }
+    policies::download(config, hub)?;
     for stage in &config.stages {
         stage.data.download(Split::Train, hub)?;
     }

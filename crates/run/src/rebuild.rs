@@ -174,7 +174,7 @@ impl<T: TrainEngine> RetrainedStage<T> {
         let given = versions.recorded.advantages(batch)?;
         let position = BatchPosition {
             version: PolicyVersion(batch),
-            state: self.algorithm,
+            state: self.algorithm.clone(),
             skipped_steps: self.skipped_steps,
             given_advantages: given.as_ref(),
             learning_rate: &rate,

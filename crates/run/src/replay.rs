@@ -155,6 +155,10 @@ impl RecordedSample<'_> {
         rebuild: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Replay, RunError> {
+        if !config.policies.is_empty() {
+            let (ticket, sample) = (self.ticket, self.sample);
+            return Err(RunError::NotRepeatable { ticket, sample, reason: NotRepeatable::SeveralPolicies });
+        }
         let engine = engines.rollout(&self.rollout.engine)?;
         self.check_repeatable(engines, &engine)?;
         let wanted = self.versions();
@@ -296,7 +300,7 @@ struct SamplePlayer<'a, R> {
     policies: &'a BTreeMap<u64, (PublishedPolicy, Origin)>,
 }
 
-impl<R: RolloutEngine> SamplePlayer<'_, R> {
+impl<R: RolloutEngine + 'static> SamplePlayer<'_, R> {
     /// Returns the first difference of a segment.
     async fn segment(&mut self, number: usize, segment: &Trajectory) -> Result<Option<Difference>, RunError> {
         let mut logprobs = &segment.logprobs[..];

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator, GroupRunner,
-    GroupSettings, OutcomeRule, RecordedSource,
+    AgentHost, AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
+    GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
 };
-use rloom_config::{EvalSettings, Stage, StageRollout, Start};
+use rloom_config::layered::suggest;
+use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
-use rloom_env::Environment;
+use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
@@ -22,7 +23,7 @@ use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerS
 use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
-use crate::assembly::{EmbeddedJudges, FunctionHosts, eval_prefix};
+use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains};
@@ -51,7 +52,7 @@ impl fmt::Debug for EpisodeHook {
 /// Inputs that all stages of a run share.
 #[derive(Debug, Clone)]
 pub struct RunInputs {
-    /// The policy that is trained.
+    /// The main policy, which is trained.
     pub policy: PolicyId,
     /// Seed of the run.
     pub seed: u64,
@@ -73,6 +74,8 @@ pub struct RunInputs {
     pub episode_hook: Option<EpisodeHook>,
     /// Judges that this process computes.
     pub judges: Arc<EmbeddedJudges>,
+    /// Servers of the agents that run outside of this program.
+    pub agents: Arc<AgentServers>,
     /// Machines of functions and reward models; without them this process starts them.
     pub functions: Option<FunctionHosts>,
 }
@@ -92,6 +95,7 @@ impl RunInputs {
             judges: Arc::new(EmbeddedJudges::new(Arc::clone(&hub), threads)),
             hub,
             episode_hook: None,
+            agents: Arc::default(),
             functions: None,
         }
     }
@@ -110,26 +114,31 @@ impl RunInputs {
         Arc::new(Tokenizer::clone(&self.tokenizer).with_template_variables(variables))
     }
 
-    fn episodes<R: RolloutEngine>(
+    fn episodes<R: RolloutEngine + 'static>(
         &self,
         engine: &Arc<BoundedEngine<R>>,
-        data: &DataSettings,
-        environment: Arc<dyn Environment>,
+        (name, data): (&str, &DataSettings),
+        (environment, world): (&EnvironmentSettings, Arc<dyn World>),
         reward: &RewardSettings,
         rollout: &RolloutEngineSettings,
         stage: u32,
+        policies: &AgentPolicies,
         host_of: &dyn Fn(&str) -> Option<Arc<dyn Host>>,
     ) -> Result<Arc<EpisodeRunner<R>>, RunError> {
         let scorer = Arc::new(Scorer::new(reward, self.seed, stage)?);
         scorer.place(&|component| host_of(&format!("reward {component}")));
         scorer.open_models(self.judges.as_ref())?;
+        let tokenizer = self.tokenizer_of(data);
+        let runner = |agent| self.agents.runner(self, agent, name, data, &tokenizer, reward).map(Arc::new);
+        let runner = environment.agent().map(runner).transpose()?;
         let mut settings = EpisodeSettings {
-            environment,
-            tokenizer: self.tokenizer_of(data),
+            world: runner.clone().map_or(world, |runner| Arc::new(Solo::new(runner))),
+            host: runner.map(|runner| runner as Arc<dyn AgentHost>),
+            tokenizer,
             reward_slots: self.threads + EXTRA_REWARD_SLOTS + scorer.waiting_slots(),
             scorer,
             context: self.context,
-            policy: self.policy,
+            policies: policies.clone(),
             seed: self.seed,
             stage,
             stop_tokens: Arc::clone(&self.stop_tokens),
@@ -139,15 +148,19 @@ impl RunInputs {
         if let Some(EpisodeHook(adjust)) = &self.episode_hook {
             adjust(&mut settings);
         }
+        if stage != u32::MAX {
+            known_policies(&settings)?;
+        }
         Ok(Arc::new(EpisodeRunner::new(Arc::clone(engine), settings)))
     }
 
     /// The source of a stage's groups, the order of its tasks, and true if groups of several domains are sampled.
-    pub(crate) fn source<R: RolloutEngine>(
+    pub(crate) fn source<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         stage: &Stage,
         engine: Option<&Arc<BoundedEngine<R>>>,
+        policies: &AgentPolicies,
         recorded: Option<&Path>,
         rows: &KeptRows,
     ) -> Result<(GroupSource<R>, Cursor, bool), RunError> {
@@ -180,14 +193,15 @@ impl RunInputs {
         let dataset = open(Split::Train)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
-        let environment = stage.environment.environment(timeout, host_of("environment"))?;
+        let world = stage.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
-            &stage.data,
-            environment,
+            (&stage.name, &stage.data),
+            (&stage.environment, world),
             &rollout.reward,
             &rollout.engine,
             index,
+            policies,
             &host_of,
         )?;
         let settings = GroupSettings {
@@ -204,15 +218,16 @@ impl RunInputs {
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
-    pub(crate) fn evaluator<R: RolloutEngine>(
+    pub(crate) fn evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         eval: &EvalSettings,
         engine: &Arc<BoundedEngine<R>>,
+        policies: &AgentPolicies,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let of_set = |(name, eval): (Option<&str>, EvalSettings)| {
-            let evaluator = self.set_evaluator(index, &eval_prefix(name), &eval, engine, rows)?;
+            let evaluator = self.set_evaluator(index, &eval_prefix(name), &eval, engine, policies, rows)?;
             Ok((name.unwrap_or_default().to_owned(), evaluator))
         };
         let mut sets = eval.all_sets().map(of_set).collect::<Result<Vec<_>, RunError>>()?;
@@ -220,23 +235,46 @@ impl RunInputs {
         Ok(own.with_sets(sets))
     }
 
-    fn set_evaluator<R: RolloutEngine>(
+    fn set_evaluator<R: RolloutEngine + 'static>(
         &self,
         index: u32,
         prefix: &str,
         eval: &EvalSettings,
         engine: &Arc<BoundedEngine<R>>,
+        policies: &AgentPolicies,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
         let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
-        let environment = eval.environment.environment(timeout, host_of("environment"))?;
-        let episodes =
-            self.episodes(engine, &eval.data, environment, &eval.reward, &eval.rollout, u32::MAX, &host_of)?;
+        let world = eval.environment.world(timeout, host_of("environment"))?;
+        let episodes = self.episodes(
+            engine,
+            (&prefix.trim().replace(' ', "-"), &eval.data),
+            (&eval.environment, world),
+            &eval.reward,
+            &eval.rollout,
+            u32::MAX,
+            policies,
+            &host_of,
+        )?;
         let samples = if eval.sampling.is_greedy() { 0 } else { eval.samples };
         Ok(Evaluator::new(episodes, dataset, eval.tasks, samples, eval.sampling.clone()))
     }
+}
+
+/// Checks that the policies which agents name are those of the run.
+fn known_policies(settings: &EpisodeSettings) -> Result<(), RunError> {
+    let EpisodeSettings { world, policies, .. } = settings;
+    let mut known = vec![MAIN_POLICY];
+    known.extend(policies.others.keys().chain(policies.leagues.keys()).map(String::as_str));
+    let Some(agent) = world.agents().iter().find(|agent| !known.contains(&agent.policy.as_str())) else {
+        return Ok(());
+    };
+    let near = suggest::nearest(&agent.policy, &known).map(|near| format!("did you mean \"{near}\"? "));
+    let known = format!("{}known are {}", near.unwrap_or_default(), suggest::list(&known));
+    let (agent, policy) = (agent.name.clone(), agent.policy.clone());
+    Err(RunError::UnknownPolicy { environment: world.name().to_owned(), agent, policy, known })
 }
 
 /// Most policy tokens of an episode, over all its turns.
@@ -270,6 +308,7 @@ pub(crate) fn batch_trainer(
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
+        main: None,
     })
 }
 
@@ -316,9 +355,16 @@ pub(crate) fn start_of(stage: &Stage) -> Option<usize> {
     }
 }
 
-/// The stage as events announce it.
-pub(crate) fn outline(stage: &Stage) -> StageOutline {
+/// The stage of a configuration as events announce it.
+pub(crate) fn outline(config: &Config, stage: &Stage) -> StageOutline {
+    let described = |(name, policy): (&String, &PolicySettings)| match &policy.league {
+        Some(league) => format!("{name} (league of {})", league.of),
+        None if policy.frozen => format!("{name} (frozen)"),
+        None => name.clone(),
+    };
+    let policies = config.policies.iter().filter(|_| stage.rollout.is_some());
     StageOutline {
+        policies: policies.map(described).collect(),
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),
         steps: stage.steps,
@@ -360,7 +406,6 @@ pub(crate) fn rollout_settings(
 
 #[cfg(test)]
 mod tests {
-    use rloom_config::Config;
     use rloom_engine::{RolloutSettings, Speculation};
 
     use super::*;

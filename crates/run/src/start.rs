@@ -72,7 +72,7 @@ pub(crate) fn announce<F: EngineFactory>(
             .map_or_else(String::new, |stage| engines.train_capabilities(stage).numeric_path),
         parameters: inputs.parameters,
         resumed_from: used.clone(),
-        stages: config.stages.iter().map(outline).collect(),
+        stages: config.stages.iter().map(|stage| outline(config, stage)).collect(),
     });
     for error in damaged {
         let used = used.as_deref().unwrap_or("the start");

@@ -1,5 +1,7 @@
 //! Runs the stages of a recipe in order, from the start or from the last checkpoint.
 
+mod engines;
+
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,42 +9,41 @@ use std::time::{Duration, Instant};
 
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
-use rloom_collect::BoundedEngine;
+use rloom_collect::{AgentPolicies, BoundedEngine};
 use rloom_config::{Config, Stage as StageConfig};
 use rloom_core::PolicyVersion;
-use rloom_engine::{
-    Form, PublishedPolicy, RolloutCapabilities, RolloutEngine, TrainCapabilities, TrainEngine,
-};
+use rloom_engine::{Form, PublishedPolicy, RolloutEngine, TrainEngine};
 use rloom_hub::Hub;
+use rloom_learn::{BatchTrainer, Models};
 use rloom_sched::SchedulerSettings;
-use rloom_store::checkpoint::{
-    Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint, pinned_weights_folder, verify,
-};
+use rloom_store::checkpoint::{Best, CheckpointState, Checkpoints, StoredCheckpoint};
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
 use rloom_telemetry::{Event, EventStream, Observer, report};
 
 use crate::absolute_paths::with_absolute_paths;
-use crate::assembly::{EngineFactory, StageStart, is_exact};
+use crate::assembly::{AgentServers, EngineFactory, is_exact};
 use crate::auto_resume::continued;
 use crate::data_record::DataRecord;
 use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
+use crate::policies::RunPolicies;
 use crate::prompts::KeptRows;
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
-    RunInputs, batch_trainer, optimizer_steps, outline, rollout_settings, stage_domains, stage_scheduler,
-    start_of, trainer_threads,
+    RunInputs, batch_trainer, optimizer_steps, outline, stage_domains, stage_scheduler, trainer_threads,
 };
 use crate::start::{announce, engines, measure_prompts};
 use crate::{RunError, StopFlag, runtime};
 use rloom_stage::{
-    CheckpointRetention, EndedStage, GroupSource, LearnerState, Stage, StageCheckpoints, StageContext,
-    StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts, TrainerHandle,
-    TrainerThread, WeightProbe, WeightPublisher, restore_groups, restore_models,
+    CheckpointRetention, EndedStage, GroupSource, LearnerState, Publication, Stage, StageCheckpoints,
+    StageContext, StageEnd, StageError, StageEvaluation, StageGroups, StageJournal, StageParts,
+    StagePolicies, TrainerHandle, TrainerThread, WeightProbe, WeightPublisher, restore_groups,
 };
+
+use engines::{Router, StageStarts, common_form};
 
 /// Completions of each step in the event stream.
 const SHOWN_SAMPLES: usize = 4;
@@ -144,6 +145,8 @@ pub(crate) fn run<F: EngineFactory>(
     stop: &StopFlag,
 ) -> Result<Summary, RunError> {
     events.track(&config.run.tracking, directory.path(), &Program::current().path);
+    let agents = Arc::new(AgentServers::in_folder(directory.agents()));
+    let inputs = &RunInputs { agents, ..inputs.clone() };
     Run::start(config, directory, engines, inputs, data, events, stop)?.stages()
 }
 
@@ -153,6 +156,8 @@ struct Run<'r, 's, F> {
     directory: &'r RunDirectory,
     engines: &'r F,
     inputs: &'r RunInputs,
+    /// The policies besides the main one.
+    policies: RunPolicies,
     data: DataRecord,
     events: &'r mut EventStream<'s>,
     started: Instant,
@@ -168,7 +173,9 @@ struct Run<'r, 's, F> {
 /// Threads, engines and exactness of a stage.
 struct StageEngines<R, T> {
     rollout: Option<Arc<R>>,
-    models: rloom_learn::Models<T>,
+    models: Models<T>,
+    /// Weights of frozen policies.
+    frozen: Vec<PublishedPolicy>,
     form: Form,
     is_exact: bool,
     numeric_path: String,
@@ -188,6 +195,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let (found, damaged) = checkpoints.newest_valid()?;
         announce(config, engines, inputs, found.as_ref(), &damaged, events);
         let first = found.as_ref().map_or(0, |(name, _)| name.stage as usize);
+        let policies = RunPolicies::open(config, inputs)?;
         let rows = measure_prompts(config, first, inputs, directory, events, stop)?;
         for warning in config.warnings().iter().filter(|warning| warning.stage >= first) {
             let is_exact = engines.is_sampler_exact(&config.stages[warning.stage]);
@@ -200,6 +208,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             directory,
             engines,
             inputs,
+            policies,
             data,
             events,
             started: Instant::now(),
@@ -215,7 +224,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
     fn stages(&mut self) -> Result<Summary, RunError> {
         let mut base = 0;
         let first = self.found.as_ref().map_or(0, |(name, _)| name.stage as usize);
-        let mut previous: Option<(usize, PublishedPolicy)> = None;
+        let mut previous: Option<(usize, Publication)> = None;
         let mut interrupted = false;
         for (index, stage) in self.config.stages.iter().enumerate() {
             if index >= first {
@@ -223,8 +232,8 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 let start = self.stage_start(index, stage, previous.take())?;
                 // Not that of the events, which starts again with every restart.
                 let started = Instant::now();
-                let (end, policy) = self.restarted_stage(index, stage, base, start, resumed)?;
-                previous = Some((index, policy));
+                let (end, weights) = self.restarted_stage(index, stage, base, start, resumed)?;
+                previous = Some((index, weights));
                 if end == StageEnd::Interrupted {
                     interrupted = true;
                     break;
@@ -269,35 +278,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok(Some(state))
     }
 
-    /// The weights that a stage starts from.
-    fn stage_start(
-        &self,
-        index: usize,
-        stage: &StageConfig,
-        previous: Option<(usize, PublishedPolicy)>,
-    ) -> Result<StageStart, RunError> {
-        let Some(from) = start_of(stage) else { return Ok(StageStart::Initial) };
-        if let Some((trained, policy)) = previous
-            && trained == from
-        {
-            return Ok(StageStart::Published(policy));
-        }
-        let source = &self.config.stages[from];
-        let name = CheckpointName {
-            policy: self.inputs.policy,
-            stage: from as u32,
-            step: source.steps,
-            stage_name: source.name.clone(),
-        };
-        let path = self.directory.checkpoints().join(name.folder());
-        verify(&path).map_err(|error| RunError::StartMissing {
-            stage: index,
-            source_stage: source.name.clone(),
-            error: Box::new(error),
-        })?;
-        Ok(StageStart::Published(self.engines.open(&path, PolicyVersion(source.steps))?))
-    }
-
     /// Runs a stage. If its trainer is lost, it runs again from the last checkpoint, as in a resumed run; the rollout engine
     /// stays.
     fn restarted_stage(
@@ -305,9 +285,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        mut start: StageStart,
+        mut start: StageStarts,
         mut resumed: Option<CheckpointState>,
-    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+    ) -> Result<(StageEnd, Publication), RunError> {
         let (best, mut restarts, mut rollout) = (self.best.clone(), Restarts::default(), None);
         loop {
             let error = match self.stage(index, stage, base, start, resumed, &mut rollout) {
@@ -341,13 +321,13 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        start: StageStart,
+        start: StageStarts,
         resumed: Option<CheckpointState>,
-        kept: &mut Option<Arc<F::Rollout>>,
-    ) -> Result<(StageEnd, PublishedPolicy), RunError> {
+        kept: &mut Option<Arc<Router<F>>>,
+    ) -> Result<(StageEnd, Publication), RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         self.events.set_position(&stage.name, base, from_step);
-        self.events.emit(Event::StageStarted { outline: outline(stage), from_step });
+        self.events.emit(Event::StageStarted { outline: outline(self.config, stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
         if kept.is_none() && !recorded {
             *kept = self.rollout_engine(stage)?;
@@ -360,16 +340,16 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
         let threads = trainer_threads(stage, self.inputs.threads);
-        let mut engines = StageEngines {
+        let found = self.found.as_ref().map(|(_, path)| path.as_path());
+        let (models, frozen) = self.models(stage, threads, start, found.zip(resumed.as_ref()))?;
+        let engines = StageEngines {
             form: common_form(capabilities.as_ref(), &trainer)?,
-            models: self.engines.models(stage, threads, start)?,
+            models,
+            frozen,
             numeric_path: trainer.numeric_path,
             rollout,
             is_exact,
         };
-        if let (true, Some((_, path))) = (resumed.is_some(), &self.found) {
-            restore_models(&mut engines.models, path)?;
-        }
         let parts = self.parts(index, stage, base, engines, resumed)?;
         let events = &mut *self.events;
         let EndedStage { end, best, newest, trainer } = runtime::block_on(Stage::new(parts, events).run())??;
@@ -387,27 +367,28 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         Ok((end, trainer.publish_last(PolicyVersion(stage.steps)).map_err(StageError::from)?))
     }
 
-    /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates.
-    fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<F::Rollout>>, RunError> {
-        let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
-        settings.map(|settings| Ok(Arc::new(self.engines.rollout(&settings)?))).transpose()
-    }
-
     /// Assembles a stage from its start or from a checkpoint.
     fn parts(
         &mut self,
         index: usize,
         stage: &StageConfig,
         base: u64,
-        engines: StageEngines<F::Rollout, F::Train>,
+        engines: StageEngines<Router<F>, F::Train>,
         resumed: Option<CheckpointState>,
-    ) -> Result<StageParts<'r, F::Rollout, F::Train>, RunError> {
+    ) -> Result<StageParts<'r, Router<F>, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
         let bounded = engines.rollout.as_ref().map(|engine| Arc::new(BoundedEngine::new(Arc::clone(engine))));
+        let has_policies = stage.rollout.is_some() && !self.policies.is_empty();
+        let (of_agents, leagues) = if has_policies {
+            self.policies.of_agents(self.inputs, index as u32, resumed.as_ref())
+        } else {
+            (AgentPolicies::all(self.inputs.policy), Vec::new())
+        };
         let (source, cursor, several_domains) = self.inputs.source(
             index as u32,
             stage,
             bounded.as_ref(),
+            &of_agents,
             self.config.run.rollouts.as_deref(),
             &self.rows,
         )?;
@@ -416,7 +397,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
         {
             Some((eval, engine)) => {
-                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &self.rows)?))
+                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &of_agents, &self.rows)?))
             }
             None => None,
         };
@@ -430,7 +411,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_probed =
             engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
         let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
-        let training = batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?;
+        let training = BatchTrainer {
+            main: has_policies.then_some(self.inputs.policy),
+            ..batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?
+        };
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
             training: training.clone(),
@@ -457,7 +441,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             let learner = LearnerState {
                 optimizer_steps: state.optimizer_steps,
                 skipped_steps: state.skipped_steps,
-                algorithm: state.algorithm,
+                algorithm: state.algorithm.clone(),
             };
             (learner, state.counters.clone())
         });
@@ -485,7 +469,14 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             directory: self.directory,
             journal: StageJournal::new(journal, log, repeats_bits),
             groups,
-            weights: WeightPublisher::new(engines.rollout, schedule, stage.groups_per_batch, pinned),
+            weights: WeightPublisher::new(
+                engines.rollout,
+                schedule,
+                stage.groups_per_batch,
+                pinned,
+                engines.frozen,
+            ),
+            leagues,
             evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
@@ -494,9 +485,10 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             stop: self.stop,
             context: StageContext {
                 index: index as u32,
-                outline: outline(stage),
+                outline: outline(self.config, stage),
                 base,
                 policy: self.inputs.policy,
+                policies: if has_policies { self.policies.of_stage() } else { StagePolicies::default() },
                 groups_per_batch: stage.groups_per_batch,
                 domains,
                 seed,
@@ -509,16 +501,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 stall_timeout: Duration::from_secs(run.stall_seconds),
             },
         })
-    }
-
-    /// The weights of older versions that the groups of a resumed stage are pinned to.
-    fn pinned_weights(&self, resumed: Option<&CheckpointState>) -> Result<Vec<PublishedPolicy>, RunError> {
-        let Some((state, (_, path))) = resumed.zip(self.found.as_ref()) else { return Ok(Vec::new()) };
-        let open = |&version: &PolicyVersion| {
-            let opened = self.engines.open(&pinned_weights_folder(path, version), version)?;
-            Ok(PublishedPolicy { policy: self.inputs.policy, ..opened })
-        };
-        state.pinned_versions.iter().map(open).collect()
     }
 
     /// Warns about records that the journal has lost.
@@ -546,20 +528,4 @@ fn for_sampler(stage: &StageConfig, is_exact: bool) -> Result<Cow<'_, StageConfi
     let sampler = Sampler { max_staleness: stage.schedule().max_staleness, is_exact };
     let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
     Ok(Cow::Owned(StageConfig { algorithm, ..stage.clone() }))
-}
-
-/// The first form that the rollout engine loads and the trainer publishes.
-fn common_form(rollout: Option<&RolloutCapabilities>, trainer: &TrainCapabilities) -> Result<Form, RunError> {
-    let Some(rollout) = rollout else {
-        return trainer
-            .forms
-            .first()
-            .copied()
-            .ok_or(RunError::NoCommonForm { published: Vec::new(), loaded: Vec::new() });
-    };
-    let common = rollout.forms.iter().find(|form| trainer.forms.contains(form)).copied();
-    common.ok_or_else(|| RunError::NoCommonForm {
-        published: trainer.forms.clone(),
-        loaded: rollout.forms.clone(),
-    })
 }

@@ -12,10 +12,10 @@ pub enum Executor {
 }
 
 impl Executor {
-    /// Protection of the machine: the tier of a sandbox, or `server`.
+    /// Protection of the machine: that of a sandbox, or `server`.
     pub fn protection(&self) -> &'static str {
         match self {
-            Self::Machine(sandbox) => sandbox.tier().name(),
+            Self::Machine(sandbox) => sandbox.protection(),
             Self::Server(_) => "server",
         }
     }

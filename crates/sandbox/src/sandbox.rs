@@ -72,6 +72,15 @@ impl Sandbox {
         self.tier
     }
 
+    /// Protection of the machine, for a record: the tier, and control groups if each program has one.
+    pub fn protection(&self) -> &'static str {
+        match (self.tier, self.groups().is_some()) {
+            (Tier::Namespaces, true) => "namespaces and control groups",
+            (Tier::Landlock, true) => "landlock and control groups",
+            (tier, _) => tier.name(),
+        }
+    }
+
     /// Better tiers that the machine does not have.
     pub fn unavailable(&self) -> &[Unavailable] {
         &self.unavailable

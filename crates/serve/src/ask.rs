@@ -15,15 +15,18 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 
 /// What is to be completed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Input {
     Conversation(Conversation),
     Text(String),
     Tokens(Vec<u32>),
 }
 
-/// A request for one completion.
-#[derive(Debug)]
+/// Most completions of a request.
+const MAX_CHOICES: u64 = 128;
+
+/// A request for completions.
+#[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) input: Input,
     /// Field of the input, for errors.
@@ -32,10 +35,21 @@ pub(crate) struct Ask {
     pub(crate) stream: bool,
     /// Report the log-probabilities of the sampled tokens.
     pub(crate) logprobs: bool,
+    /// Completions, each sampled on its own.
+    pub(crate) choices: u32,
+}
+
+/// Reads the number of completions.
+pub(crate) fn choices(fields: &mut Fields) -> Result<u32, Problem> {
+    match fields.integer("n")? {
+        None => Ok(1),
+        Some(n @ 1..=MAX_CHOICES) => Ok(n as u32),
+        Some(_) => Err(fields.problem("n", format!("must be an integer from 1 to {MAX_CHOICES}"))),
+    }
 }
 
 /// Sampling settings of a request; the model's apply where they are absent.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Overrides {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
@@ -99,6 +113,35 @@ impl Overrides {
             min_new_tokens: 0,
             stop: self.stop.clone(),
         };
+        settings.validate().map_err(|error| self.invalid(&error))?;
+        Ok(settings)
+    }
+
+    /// The settings of a completion of a session, which are `given` up to the length and further stop strings. What would make
+    /// the policy that samples another than the one that is trained is refused.
+    pub(crate) fn under(&self, given: &SamplingSettings, room: usize) -> Result<SamplingSettings, Problem> {
+        let refused = |name: &str, off: &str| {
+            Problem::field(
+                name,
+                format_args!(
+                    "is only supported with {off} in a session: it would change the policy that is trained"
+                ),
+            )
+        };
+        if self.top_p.is_some_and(|p| p != 1.0 && p != given.top_p) {
+            return Err(refused("top_p", "1"));
+        }
+        if self.top_k.is_some_and(|k| k != 0 && k != given.top_k) {
+            return Err(refused("top_k", "0"));
+        }
+        if self.min_p.is_some_and(|p| p != 0.0 && p != given.min_p) {
+            return Err(refused("min_p", "0"));
+        }
+        let most = given.max_new_tokens.min(room);
+        let mut settings = given.clone();
+        settings.max_new_tokens = self.max_tokens.unwrap_or(most).min(most);
+        settings.min_new_tokens = settings.min_new_tokens.min(settings.max_new_tokens);
+        settings.stop.extend(self.stop.iter().filter(|stop| !given.stop.contains(stop)).cloned());
         settings.validate().map_err(|error| self.invalid(&error))?;
         Ok(settings)
     }

@@ -13,7 +13,7 @@ use crate::fields::Fields;
 use crate::problem::{Problem, shortened};
 
 /// A conversation that the model continues.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<ChatMessage>,
     /// Tools that the model may call.

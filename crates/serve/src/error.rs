@@ -20,4 +20,10 @@ pub enum ServeError {
     /// A key that no client can send.
     #[error("the API key must consist of at least one visible ASCII character, without spaces")]
     Key,
+    /// As many open sessions as the settings allow.
+    #[error("{limit} sessions are open, which is the limit")]
+    TooManySessions {
+        /// The limit.
+        limit: usize,
+    },
 }

@@ -7,6 +7,9 @@
 //! JSON or server-sent events ◄── wire ◄── reply: reasoning, text, calls ◄────┘
 //! ```
 //!
+//! In a session ([`Sessions`]) the calls of an agent become one episode: the prompt of a call is the tokens of the calls before it,
+//! and the rendering of what is new.
+//!
 //! Each API is one file of `wire`. It reads its requests strictly: what cannot be honoured is an error that names the field.
 //! A complete answer is the sum of the parts that a stream sends, so both have the same content. Dropping an answer, because
 //! its client disconnected, cancels the completion.
@@ -22,6 +25,7 @@ mod prompt;
 mod reply;
 mod running;
 mod sampler;
+mod session;
 mod settings;
 mod wire;
 
@@ -31,4 +35,9 @@ pub use http::{
     Stopper, listen,
 };
 pub use model::ServedModel;
+pub use sampler::{Check, Completion, Sampler};
+pub use session::{
+    OpenSession, SessionEnd, SessionLimit, SessionReward, SessionSettings, SessionSpec, SessionStatus,
+    Sessions,
+};
 pub use settings::ServeSettings;

@@ -16,6 +16,7 @@ pub(crate) enum ProblemKind {
     Unauthorized,
     Forbidden,
     NotFound,
+    Gone,
     Method,
     Slow,
     TooLarge,
@@ -94,6 +95,7 @@ impl Problem {
             ProblemKind::Unauthorized => StatusCode::UNAUTHORIZED,
             ProblemKind::Forbidden => StatusCode::FORBIDDEN,
             ProblemKind::NotFound => StatusCode::NOT_FOUND,
+            ProblemKind::Gone => StatusCode::GONE,
             ProblemKind::Method => StatusCode::METHOD_NOT_ALLOWED,
             ProblemKind::Slow => StatusCode::REQUEST_TIMEOUT,
             ProblemKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -127,6 +129,7 @@ impl Problem {
         let code = match self.kind {
             ProblemKind::Unauthorized => Some("invalid_api_key"),
             ProblemKind::Busy => Some("rate_limit_exceeded"),
+            ProblemKind::Gone => Some("session_over"),
             _ => self.code,
         };
         json!({ "message": self.message, "type": kind, "param": self.param, "code": code })
@@ -142,9 +145,11 @@ impl Problem {
             ProblemKind::Unavailable => "overloaded_error",
             ProblemKind::TimedOut => "timeout_error",
             ProblemKind::Failed => "api_error",
-            ProblemKind::Invalid | ProblemKind::Method | ProblemKind::Slow | ProblemKind::Encoding => {
-                "invalid_request_error"
-            }
+            ProblemKind::Invalid
+            | ProblemKind::Gone
+            | ProblemKind::Method
+            | ProblemKind::Slow
+            | ProblemKind::Encoding => "invalid_request_error",
         };
         json!({ "type": kind, "message": self.message })
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rloom_core::{ChatMessage, Content};
 use rloom_text::calls::ToolDeclaration;
-use rloom_text::{RenderOptions, TextError};
-use serde_json::Value;
+use rloom_text::{ChatTemplate, RenderOptions, TextError};
+use serde_json::{Map, Value};
 
 use crate::ask::{Ask, Input};
 use crate::conversation::Conversation;
@@ -29,9 +29,9 @@ impl Prompt {
             Input::Tokens(tokens) => (tokens.clone(), false),
             Input::Text(text) => (model.tokenizer.encode(text, true).map_err(|error| failed(&error))?, false),
             Input::Conversation(conversation) => {
-                let text = rendered(model, conversation, field)?;
+                let text = Rendering::new(model, conversation)?.whole(field)?;
                 let tokens = model.tokenizer.encode(&text, false).map_err(|error| failed(&error))?;
-                (tokens, text.trim_end().ends_with("<think>"))
+                (tokens, opens_reasoning(&text))
             }
         };
         if tokens.is_empty() {
@@ -39,38 +39,84 @@ impl Prompt {
         }
         Ok(Self { tokens: tokens.into(), reasons })
     }
+}
 
-    /// Number of tokens that fit into the context after the prompt.
-    pub(crate) fn room(&self, model: &ServedModel, field: &str) -> Result<usize, Problem> {
-        match model.context.saturating_sub(self.tokens.len()) {
-            0 => Err(Problem::too_long(field, self.tokens.len(), model.context)),
-            room => Ok(room),
-        }
+/// Number of tokens that fit into the context after a prompt.
+pub(crate) fn room(model: &ServedModel, prompt: usize, field: &str) -> Result<usize, Problem> {
+    match model.context.saturating_sub(prompt) {
+        0 => Err(Problem::too_long(field, prompt, model.context)),
+        room => Ok(room),
     }
 }
 
-/// Text of a conversation up to the header of the model's turn.
-fn rendered(model: &ServedModel, conversation: &Conversation, field: &str) -> Result<String, Problem> {
-    let Some(template) = model.tokenizer.chat_template() else {
-        return Err(Problem::invalid("the model has no chat template; /v1/completions completes plain text"));
-    };
-    if !conversation.tools.is_empty() && model.format.is_none() {
-        return Err(Problem::field(
-            "tools",
-            "is not supported: the model's chat template has no known format of calls",
-        ));
+/// True if a text ends inside of the model's reasoning.
+pub(crate) fn opens_reasoning(text: &str) -> bool {
+    text.trim_end().ends_with("<think>")
+}
+
+/// A conversation in the form that the chat template receives.
+#[derive(Debug, Clone)]
+pub(crate) struct Rendering {
+    template: ChatTemplate,
+    pub(crate) messages: Vec<ChatMessage>,
+    tools: Vec<Value>,
+    variables: Map<String, Value>,
+    /// Texts of the tokens that end a turn.
+    ends: Vec<String>,
+}
+
+impl Rendering {
+    pub(crate) fn new(model: &ServedModel, conversation: &Conversation) -> Result<Self, Problem> {
+        let Some(template) = model.tokenizer.chat_template() else {
+            return Err(Problem::invalid(
+                "the model has no chat template; /v1/completions completes plain text",
+            ));
+        };
+        if !conversation.tools.is_empty() && model.format.is_none() {
+            return Err(Problem::field(
+                "tools",
+                "is not supported: the model's chat template has no known format of calls",
+            ));
+        }
+        let ends = model.stop_tokens.iter().filter_map(|&id| model.tokenizer.decode(&[id], false).ok());
+        Ok(Self {
+            template: template.clone(),
+            messages: conversation.messages.iter().map(|message| defused(model, message)).collect(),
+            tools: conversation.tools.iter().map(ToolDeclaration::for_template).collect(),
+            variables: conversation.variables.clone(),
+            ends: ends.filter(|end| !end.is_empty()).collect(),
+        })
     }
-    let messages: Vec<ChatMessage> =
-        conversation.messages.iter().map(|message| defused(model, message)).collect();
-    let tools: Vec<Value> = conversation.tools.iter().map(ToolDeclaration::for_template).collect();
-    let options = RenderOptions {
-        tools: (!tools.is_empty()).then_some(&tools),
-        variables: (!conversation.variables.is_empty()).then_some(&conversation.variables),
-        ..RenderOptions::prompt()
-    };
-    template.render(&messages, &options).map_err(|error| {
-        Problem::field(field, format_args!("cannot be rendered by the chat template: {error}"))
-    })
+
+    fn options(&self) -> RenderOptions<'_> {
+        RenderOptions {
+            tools: (!self.tools.is_empty()).then_some(&self.tools),
+            variables: (!self.variables.is_empty()).then_some(&self.variables),
+            ..RenderOptions::prompt()
+        }
+    }
+
+    /// Text of the conversation up to the header of the model's turn.
+    pub(crate) fn whole(&self, field: &str) -> Result<String, Problem> {
+        self.template.render(&self.messages, &self.options()).map_err(|error| unrendered(field, &error))
+    }
+
+    /// Text after the first `known` messages, of which the last is the model's, up to the header of its next turn. `end` is the
+    /// text of the token that ended the turn; if it is empty, the end of the turn is part of the text.
+    pub(crate) fn following(&self, known: usize, end: &str, field: &str) -> Result<String, Problem> {
+        let (history, turn) = (&self.messages[..known - 1], &self.messages[known - 1]);
+        let first = turn.fields.get("tool_calls").and_then(|calls| calls.get(0));
+        let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
+        let call = first.map(|call| (text(&call["function"]["name"]), text(&call["id"])));
+        let call = call.as_ref().map(|(name, id)| (name.as_str(), id.as_str()));
+        let new = &self.messages[known..];
+        let following = self.template.after_turn(history, call, new, end, &self.ends, &self.options());
+        following.map_err(|error| unrendered(field, &error))
+    }
+}
+
+fn unrendered(field: &str, error: &TextError) -> Problem {
+    Problem::field(field, format_args!("cannot be rendered by the chat template: {error}"))
 }
 
 /// Results of tools are the text of others: nothing in them may become a token of its own.

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::ask::{Ask, Input};
 use crate::model::ServedModel;
 use crate::problem::{Problem, ProblemKind};
-use crate::prompt::Prompt;
+use crate::prompt::{Prompt, room};
 use crate::reply::{Reader, Update, Usage};
 use crate::sampler::{Completion, Sampler};
 
@@ -24,19 +24,29 @@ pub(crate) struct Prepared {
     request: GenerateRequest,
     reader: Reader,
     logprobs: bool,
+    attempts: Attempts,
+}
+
+/// Treatment of a completion whose worker fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempts {
+    /// The rest is sampled by another request: only the text of the completion matters.
+    Continued,
+    /// It is sampled again, unless a client may have seen tokens: the completion is recorded as one.
+    Whole { streams: bool },
 }
 
 impl Prepared {
-    /// Tokenises a request and checks its settings. May take long.
+    /// Tokenises a request and checks its settings; returns its completions. May take long.
     pub(crate) fn new(
         model: &Arc<ServedModel>,
         ask: Ask,
         number: u64,
-        id: String,
+        id: &str,
         timeout: Duration,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Vec<Self>, Problem> {
         let prompt = Prompt::of(model, &ask)?;
-        let room = prompt.room(model, ask.input_field)?;
+        let room = room(model, prompt.tokens.len(), ask.input_field)?;
         let sampling = ask.sampling.resolve(model, room)?;
         let key = match ask.sampling.seed {
             Some(seed) => RandomKey::new(seed, 0, Purpose::Interactive, 0),
@@ -46,15 +56,37 @@ impl Prepared {
             Input::Conversation(conversation) => Some(conversation.tools),
             Input::Text(_) | Input::Tokens(_) => None,
         };
-        let reader = Reader::new(model, tools, sampling.stop.clone(), prompt.reasons, id)
-            .map_err(|error| failed(&error))?;
-        let request = GenerateRequest {
-            stop_tokens: Arc::clone(&model.stop_tokens),
-            timeout: Some(timeout),
-            ..GenerateRequest::new(key, prompt.tokens, sampling)
-        };
-        Ok(Self { request, reader, logprobs: ask.logprobs })
+        (0..ask.choices)
+            .map(|choice| {
+                let (tools, stop) = (tools.clone(), sampling.stop.clone());
+                let reader = Reader::new(model, tools, stop, prompt.reasons, choice_id(id, choice))
+                    .map_err(|error| failed(&error))?;
+                let key = RandomKey { sample: choice, ..key };
+                let request = GenerateRequest {
+                    stop_tokens: Arc::clone(&model.stop_tokens),
+                    timeout: Some(timeout),
+                    group: (ask.choices > 1).then_some(number),
+                    ..GenerateRequest::new(key, Arc::clone(&prompt.tokens), sampling.clone())
+                };
+                Ok(Self { request, reader, logprobs: ask.logprobs, attempts: Attempts::Continued })
+            })
+            .collect()
     }
+
+    /// A request of a session. `streams`: tokens are read while they are sampled.
+    pub(crate) fn of_session(
+        request: GenerateRequest,
+        reader: Reader,
+        logprobs: bool,
+        streams: bool,
+    ) -> Self {
+        Self { request, reader, logprobs, attempts: Attempts::Whole { streams } }
+    }
+}
+
+/// Unique part of the identifiers of one reply of an answer.
+pub(crate) fn choice_id(id: &str, choice: u32) -> String {
+    if choice == 0 { id.to_owned() } else { format!("{id}c{choice}") }
 }
 
 /// A submitted request. Dropping it cancels the completion.
@@ -65,16 +97,20 @@ pub(crate) struct Running {
     tokens: UnboundedReceiver<SampledToken>,
     /// Tokens of this attempt that were read.
     read: usize,
-    attempts: u32,
+    attempt: u32,
+    attempts: Attempts,
     reader: Reader,
     logprobs: bool,
     prompt_tokens: usize,
+    /// The completion, once it has ended.
+    generation: Option<Generation>,
+    ended_in_reasoning: bool,
 }
 
 impl Running {
     pub(crate) fn start(sampler: Arc<dyn Sampler>, prepared: Prepared) -> Self {
-        let Prepared { request, reader, logprobs } = prepared;
-        let (completion, tokens) = submit(&sampler, &request);
+        let Prepared { request, reader, logprobs, attempts } = prepared;
+        let (completion, tokens) = submit(&sampler, &request, attempts);
         Self {
             prompt_tokens: request.prompt.len(),
             sampler,
@@ -82,9 +118,12 @@ impl Running {
             completion,
             tokens,
             read: 0,
-            attempts: 1,
+            attempt: 1,
+            attempts,
             reader,
             logprobs,
+            generation: None,
+            ended_in_reasoning: false,
         }
     }
 
@@ -96,6 +135,21 @@ impl Running {
     /// Tokens that were sampled and read.
     pub(crate) fn sampled_tokens(&self) -> usize {
         self.request.prefix.len()
+    }
+
+    /// The completion, once it has ended. That of a request that was continued has the tokens of the last part alone.
+    pub(crate) fn take_generation(&mut self) -> Option<Generation> {
+        self.generation.take()
+    }
+
+    /// True if the completion ended inside of the model's reasoning.
+    pub(crate) fn ended_in_reasoning(&self) -> bool {
+        self.ended_in_reasoning
+    }
+
+    /// Text that was sampled after the answer: a stop string.
+    pub(crate) fn tail(&self) -> &str {
+        self.reader.tail()
     }
 
     /// Waits for more of the answer. Cancel-safe. Not called again after an update with an end, or an error.
@@ -115,7 +169,7 @@ impl Running {
                     let mut update = Update::default();
                     self.read_arrived(&mut update)?;
                     match result {
-                        Ok(generation) => return self.end(&generation, update),
+                        Ok(generation) => return self.end(generation, update),
                         Err(error) => self.retry(&error)?,
                     }
                     if !update.parts.is_empty() || !update.scored.is_empty() {
@@ -145,23 +199,30 @@ impl Running {
 
     /// Submits the rest of a completion whose worker has failed.
     fn retry(&mut self, error: &RolloutError) -> Result<(), Problem> {
-        if !error.is_retryable() || self.attempts == ATTEMPTS {
+        let is_seen = self.attempts != Attempts::Continued && self.read > 0;
+        if !error.is_retryable() || self.attempt == ATTEMPTS || is_seen {
             return Err(Problem::of_engine(error));
         }
-        self.attempts += 1;
+        self.attempt += 1;
         self.read = 0;
-        (self.completion, self.tokens) = submit(&self.sampler, &self.request);
+        (self.completion, self.tokens) = submit(&self.sampler, &self.request, self.attempts);
         Ok(())
     }
 
     /// Reads what the engine did not send while it sampled, and ends the answer.
-    fn end(&mut self, generation: &Generation, mut update: Update) -> Result<Update, Problem> {
+    fn end(&mut self, generation: Generation, mut update: Update) -> Result<Update, Problem> {
         if generation.stop == StopReason::Aborted {
             return Err(Problem::new(ProblemKind::Unavailable, "the completion was aborted"));
+        }
+        let sent = &self.request.prefix[self.request.prefix.len() - self.read..];
+        if !generation.tokens.starts_with(sent) {
+            let message = "the engine has sent tokens that are no part of its completion";
+            return Err(Problem::new(ProblemKind::Failed, message));
         }
         for (&token, &logprob) in generation.tokens.iter().zip(&generation.logprobs).skip(self.read) {
             self.read(SampledToken { token, logprob }, &mut update)?;
         }
+        self.ended_in_reasoning = self.reader.is_reasoning();
         let finish =
             self.reader.finish(generation.stop, &mut update.parts).map_err(|error| failed(&error))?;
         let usage = Usage {
@@ -170,17 +231,20 @@ impl Running {
             reasoning: self.reader.reasoning_tokens(),
         };
         update.end = Some((finish, usage));
+        self.generation = Some(generation);
         Ok(update)
     }
 }
 
-/// Submits a request with a new channel for its tokens.
+/// Submits a request with a new channel for its tokens. What is not streamed is read at the end alone.
 fn submit(
     sampler: &Arc<dyn Sampler>,
     request: &GenerateRequest,
+    attempts: Attempts,
 ) -> (Completion, UnboundedReceiver<SampledToken>) {
     let (sink, tokens) = TokenSink::channel();
-    let request = GenerateRequest { sink: Some(sink), ..request.clone() };
+    let sink = Some(sink).filter(|_| attempts != Attempts::Whole { streams: false });
+    let request = GenerateRequest { sink, ..request.clone() };
     (Arc::clone(sampler).generate(request), tokens)
 }
 

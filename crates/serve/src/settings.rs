@@ -35,7 +35,7 @@ impl Default for ServeSettings {
             body_timeout: Duration::from_mins(1),
             write_timeout: Duration::from_mins(1),
             completion_timeout: Duration::from_hours(1),
-            keep_alive: Duration::from_secs(15),
+            keep_alive: Duration::from_secs(5),
             grace: Duration::from_secs(30),
             nonce: 0,
         }

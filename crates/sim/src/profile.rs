@@ -176,6 +176,8 @@ pub struct Demand {
     pub context_tokens: f64,
     /// The recipe's `rollout.max_batch`.
     pub max_batch: u32,
+    /// Policies whose weights the rollout engine holds, each with a share of the memory for keys and values.
+    pub policies: u32,
 }
 
 impl Profile {
@@ -259,7 +261,8 @@ impl Profile {
         let forward = 2.0 * model.parameters;
         let context = demand.context_tokens * model.kv_numbers_per_token * r.bytes_per_parameter;
         // Inference engines use nine tenths of the memory by default; the weights leave the rest of that to the cache.
-        let cache = 0.9 * r.memory_bytes * per_replica - weights;
+        let policies = f64::from(demand.policies.max(1));
+        let cache = 0.9 * r.memory_bytes * per_replica / policies - weights;
         let fit = (cache / context.max(1.0)).max(1.0) as u32;
         let trained =
             r.train_flops_per_parameter * model.parameters + f64::from(demand.scoring_passes) * forward;
@@ -314,7 +317,8 @@ impl Profile {
 mod tests {
     use super::*;
 
-    const DEMAND: Demand = Demand { model: None, scoring_passes: 0, context_tokens: 1000.0, max_batch: 64 };
+    const DEMAND: Demand =
+        Demand { model: None, scoring_passes: 0, context_tokens: 1000.0, max_batch: 64, policies: 1 };
 
     #[test]
     fn built_in_profiles_survive_a_round_trip() {

@@ -97,6 +97,7 @@ impl Study {
             scoring_passes: if overlapped { 0 } else { self.scoring },
             context_tokens: self.prompt + 0.5 * lengths.mean(),
             max_batch: 256,
+            policies: 1,
         };
         let (split, train) = if overlapped {
             let split = Split::Separate { rollout: row.rollout, train: row.gpus - row.rollout };

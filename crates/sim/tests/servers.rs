@@ -260,8 +260,13 @@ fn predict(observed: &ObservedRun, servers: u32, max_staleness: u64) -> f64 {
     let profile = calibrate(observed).unwrap().profile;
     assert!(profile.has_servers());
     let shape = profile.workload.clone();
-    let demand =
-        Demand { model: None, scoring_passes: 0, context_tokens: 100.0, max_batch: MAX_REQUESTS as u32 };
+    let demand = Demand {
+        model: None,
+        scoring_passes: 0,
+        context_tokens: 100.0,
+        max_batch: MAX_REQUESTS as u32,
+        policies: 1,
+    };
     let scenario = Scenario {
         scheduler: settings(max_staleness, 400),
         on_update: OnUpdate::Keep,

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::time::Instant;
 
 use rloom_core::{Group, PolicyVersion, Ticket};
-use rloom_engine::{PublishedPolicy, RolloutEngine, TrainEngine, TrainError};
+use rloom_engine::{RolloutEngine, TrainEngine, TrainError};
 use rloom_learn::{GivenAdvantages, MethodError};
 use rloom_sched::{InFlightWork, SchedulerEvent};
 use rloom_store::checkpoint::{CheckpointName, CheckpointState};
@@ -16,7 +16,7 @@ use rloom_telemetry::{Activity, Event, Lane};
 use crate::recovery::RecordedCut;
 use crate::reporter::Reporter;
 use crate::trainer::{BatchResult, SaveJob, TrainJob, TrainedBatch, TrainerEvent, TrainerResult};
-use crate::{JournaledEvent, Stage, TICK};
+use crate::{JournaledEvent, Publication, Stage, TICK};
 use crate::{StageError, WorkerError};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
@@ -37,14 +37,25 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         match done.map(|done| done.result) {
             Some(TrainerResult::Published(weights)) => {
                 let weights = weights.map_err(|error| self.worker_failed(error))?;
+                self.keep_opponents(&weights);
                 self.publish(weights).await
             }
             _ => Err(self.trainer_died()),
         }
     }
 
+    /// Keeps published weights in the leagues whose turn it is.
+    fn keep_opponents(&mut self, weights: &Publication) {
+        for league in &mut self.leagues {
+            if let Some(kept) = league.keep(weights) {
+                self.weights.set_frozen(kept);
+            }
+            league.offer();
+        }
+    }
+
     /// Hands weights to the rollout engine, at once or, with pinned versions, when no group of older ones is left.
-    async fn publish(&mut self, weights: PublishedPolicy) -> Result<(), StageError> {
+    async fn publish(&mut self, weights: Publication) -> Result<(), StageError> {
         let replaying = !self.journal.is_live();
         if let Some(weights) = self.weights.take(weights, replaying) {
             return self.load(weights).await;
@@ -67,7 +78,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Loads weights into the rollout engine.
-    pub(crate) async fn load(&mut self, weights: PublishedPolicy) -> Result<(), StageError> {
+    pub(crate) async fn load(&mut self, weights: Publication) -> Result<(), StageError> {
         let engine = self.weights.engine().cloned();
         let loaded = {
             let mut loading = pin!(self.weights.load(weights));
@@ -181,13 +192,17 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     ) -> Result<JournaledEvent, StageError> {
         let TrainedBatch { batch, groups, result } = trained;
         let BatchResult { report, weights } = result.map_err(|error| self.training_failed(batch, error))?;
-        let digest = weights.digest;
+        let digest = weights.digest();
         self.check_replayed(batch, digest)?;
         self.learner.optimizer_steps += report.optimizer_steps;
         self.learner.skipped_steps += report.steps_skipped();
-        self.learner.algorithm = report.state;
+        self.learner.algorithm = report.state.clone();
         self.set_step(PolicyVersion(batch + 1));
         self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
+        for league in &mut self.leagues {
+            league.count(&groups);
+        }
+        self.keep_opponents(&weights);
         let publishing = Instant::now();
         self.publish(weights).await?;
         let published = Instant::now();
@@ -245,13 +260,15 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             scheduler: self.scheduler.state(),
             optimizer_steps: self.learner.optimizer_steps,
             skipped_steps: self.learner.skipped_steps,
-            algorithm: self.learner.algorithm,
+            algorithm: self.learner.algorithm.clone(),
             counters: self.counters.clone(),
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),
             seed: context.seed,
+            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.state.clone())).collect(),
             pinned_versions: Vec::new(),
         };
+        let frozen = self.context.policies.named(self.weights.frozen());
         let name = CheckpointName {
             policy: context.policy,
             stage: context.index,
@@ -264,11 +281,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if let InFlightWork::Training(tickets) = &state.scheduler.in_flight {
             alive.extend(tickets);
         }
-        self.journal.roll(version.0, &self.groups.records(&alive, context.policy, version))?;
+        self.journal
+            .roll(version.0, &self.groups.records(&alive, context.policy, &context.policies, version))?;
         self.checkpoints.start_saving(name.clone());
         let older = self.weights.older_than(version);
         if let Some(trainer) = &self.trainer {
-            trainer.save(SaveJob { name, state, older });
+            trainer.save(SaveJob { name, state, older, frozen });
         }
         Ok(())
     }

@@ -135,12 +135,12 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             return Err(StageError::UnknownGroup { stage: self.stage_name(), ticket: ticket.0 });
         };
         let version = self.scheduler.version();
-        let oldest = group.oldest_version().unwrap_or(version);
+        let oldest = self.context.policies.oldest_version(&group).unwrap_or(version);
         if let Some(started) = started {
             let interval = (started, Instant::now());
             self.reporter.activity(Lane::Rollout, Activity::Group, interval, oldest.0, Some(ticket.0));
         }
-        let record = ready_record(&group, self.context.policy, version);
+        let record = ready_record(&group, self.context.policy, oldest);
         let (group, reason) = match self.verdict(&group) {
             None => self.call_filter(oldest, group).await?,
             reason => (group, reason),
@@ -193,7 +193,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let ticket = group.ticket;
         self.counters.tokens += group.episodes.iter().map(Episode::policy_tokens).sum::<usize>() as u64;
         let Some(reason) = reason else {
-            let oldest = group.oldest_version().unwrap_or(self.scheduler.version());
+            let oldest = self.context.policies.oldest_version(&group).unwrap_or(self.scheduler.version());
             self.groups.add_ready(group);
             return Ok(SchedulerEvent::GroupReady { ticket, oldest });
         };

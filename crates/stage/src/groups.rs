@@ -13,6 +13,7 @@ use rloom_store::journal::{PartialEpisode, Record};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
+use crate::policies::StagePolicies;
 use crate::trainer::panic_message;
 
 /// Source of a stage's groups.
@@ -26,7 +27,7 @@ pub enum GroupSource<R> {
     Recorded(RecordedSource),
 }
 
-impl<R: RolloutEngine> GroupSource<R> {
+impl<R: RolloutEngine + 'static> GroupSource<R> {
     /// True if the groups are sampled.
     pub fn samples(&self) -> bool {
         matches!(self, Self::Rollouts(_))
@@ -204,9 +205,12 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
+        let in_flight = &self.in_flight;
+        runner.episodes().policies().retain(|ticket| in_flight.contains_key(&ticket));
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
         let task = runner.task(group.draw)?;
         let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
+        runner.episodes().policies().begin(ticket, &progress);
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
         let sender = self.sender.clone();
@@ -348,6 +352,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         &self,
         alive: &BTreeSet<Ticket>,
         policy: PolicyId,
+        policies: &StagePolicies,
         version: PolicyVersion,
     ) -> Vec<Record> {
         let mut records = Vec::new();
@@ -358,7 +363,8 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             for (sample, episode) in (0..).zip(&group.episodes) {
                 records.push(Record::Episode { ticket, sample, episode: episode.clone() });
             }
-            records.push(ready_record(group, policy, version));
+            let oldest = policies.oldest_version(group).unwrap_or(version);
+            records.push(ready_record(group, policy, oldest));
         }
         let incomplete = self.in_flight.iter().chain(&self.recovered);
         for (&ticket, group) in incomplete.filter(|(ticket, _)| alive.contains(ticket)) {
@@ -368,12 +374,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     }
 }
 
-/// The record of a complete group.
-pub(crate) fn ready_record(group: &Group, policy: PolicyId, version: PolicyVersion) -> Record {
-    Record::Ready {
-        policy,
-        ticket: group.ticket,
-        task: group.task.clone(),
-        oldest: group.oldest_version().unwrap_or(version),
-    }
+/// The record of a complete group whose oldest trained version is `oldest`.
+pub(crate) fn ready_record(group: &Group, policy: PolicyId, oldest: PolicyVersion) -> Record {
+    Record::Ready { policy, ticket: group.ticket, task: group.task.clone(), oldest }
 }

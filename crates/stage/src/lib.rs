@@ -17,6 +17,8 @@ mod evaluation;
 mod events;
 mod groups;
 mod journal;
+mod league;
+mod policies;
 mod probe;
 mod recovery;
 mod reporter;
@@ -52,11 +54,13 @@ pub use error::{Contradiction, StageError, WorkerError};
 pub use evaluation::StageEvaluation;
 pub use groups::{GroupSource, StageGroups};
 pub use journal::StageJournal;
+pub use league::StageLeague;
+pub use policies::StagePolicies;
 pub use probe::WeightProbe;
 pub use recovery::restore_groups;
 pub use stop::StopFlag;
 pub use trainer::{TrainerHandle, TrainerThread, restore_models};
-pub use weights::WeightPublisher;
+pub use weights::{Publication, WeightPublisher};
 pub use writer::PolicyWriter;
 
 use clock::StepClock;
@@ -75,8 +79,10 @@ pub struct StageContext {
     pub outline: StageOutline,
     /// Steps of the stages before.
     pub base: u64,
-    /// The policy that is trained.
+    /// The main policy that is trained.
     pub policy: PolicyId,
+    /// The other policies.
+    pub policies: StagePolicies,
     /// Groups of a batch.
     pub groups_per_batch: u64,
     /// Seed of the run.
@@ -153,6 +159,8 @@ pub struct StageParts<'r, R, T> {
     pub groups: StageGroups<R>,
     /// Publishes weights to the rollout engine.
     pub weights: WeightPublisher<R>,
+    /// Earlier versions of policies as opponents.
+    pub leagues: Vec<StageLeague>,
     /// Held-out evaluation.
     pub evaluation: StageEvaluation<R>,
     /// Checkpoints written and to be written.
@@ -177,6 +185,7 @@ pub struct Stage<'r, 's, R, T> {
     journal: StageJournal,
     groups: StageGroups<R>,
     weights: WeightPublisher<R>,
+    leagues: Vec<StageLeague>,
     evaluation: StageEvaluation<R>,
     checkpoints: StageCheckpoints,
     /// `None` once the training thread has died.
@@ -220,6 +229,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             journal,
             groups,
             weights,
+            leagues,
             evaluation,
             checkpoints,
             trainer,
@@ -242,6 +252,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             journal,
             groups,
             weights,
+            leagues,
             evaluation,
             checkpoints,
             learner,

@@ -44,6 +44,7 @@ impl WeightProbe {
         let scored = 1..self.tokens.len();
         Trajectory {
             key: SampleKey { ticket: Ticket(0), sample: 0, segment: 0 },
+            agent: None,
             tokens: self.tokens.clone(),
             spans: vec![
                 Span::new(Author::Prompt, 0..1),

@@ -239,8 +239,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     fn warn_repeated_calls(&mut self) {
         let continued = self.groups.in_flight().len();
         let runner = self.groups.source().rollouts();
-        let records =
-            runner.is_some_and(|runner| runner.episodes().environment_of_policy().records_responses());
+        let records = runner.is_some_and(|runner| runner.episodes().world().records_responses());
         if records && continued > 0 {
             self.reporter.warn(format!(
                 "{continued} groups continue after their last recorded turns: calls of tools that ran when the run ended are \

@@ -10,8 +10,8 @@ use rloom_engine::{RequestTime, RequestTimes, RolloutEngine, RolloutStatistics, 
 use rloom_learn::{BatchReport, SkippedSteps};
 use rloom_telemetry::{Event, LoggedAdvantages, Metrics, Sample};
 
-use crate::Stage;
 use crate::clock::StepTimes;
+use crate::{Stage, StageLeague};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     /// Reports a trained batch. The reporter's step must be set.
@@ -22,7 +22,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let statistics = self.engine_statistics();
         let (times, before) = self.clock.end_step(statistics);
         let mut metrics = if is_scored {
-            batch_metrics(groups, PolicyVersion(step - 1))
+            batch_metrics(groups, PolicyVersion(step - 1), &self.context.policies.ids())
         } else {
             supervised_metrics(groups)
         };
@@ -32,6 +32,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.extend(self.curriculum_metrics());
         }
         metrics.extend(report.metrics.clone());
+        metrics.extend(self.leagues.iter().flat_map(StageLeague::metrics));
         metrics.extend(training_metrics(report, train_time));
         if times.checkpoint > Duration::ZERO {
             metrics.insert(metric::TIME_CHECKPOINT.into(), times.checkpoint.as_secs_f64());
@@ -48,7 +49,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             let reported = runner.episodes().scorer().take_metrics();
             let named = |(name, value)| (format!("{}{name}", metric::FUNCTION_PREFIX), value);
             metrics.extend(reported.into_iter().map(named));
-            metrics.extend(runner.episodes().environment_of_policy().take_metrics());
+            metrics.extend(runner.episodes().world().take_metrics());
         }
         self.reporter.emit(Event::Step { metrics });
         let times = self.weights.engine().and_then(|engine| engine.take_request_times());

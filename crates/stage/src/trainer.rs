@@ -13,7 +13,9 @@ use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
 use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models};
 use rloom_model::OptimizerSettings;
-use rloom_store::checkpoint::{CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder};
+use rloom_store::checkpoint::{
+    CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, policy_folder,
+};
 use rloom_store::disk;
 use rloom_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -22,7 +24,7 @@ use crate::LearnerState;
 use crate::probe::WeightProbe;
 use crate::trainer_progress::TrainerProgress;
 use crate::writer::PolicyWriter;
-use crate::{StageError, WorkerError};
+use crate::{Publication, StageError, WorkerError};
 
 /// Folder of a checkpoint that holds a critic with its own backbone.
 const CRITIC: &str = "trainer/critic";
@@ -87,6 +89,8 @@ pub(crate) struct SaveJob {
     pub(crate) state: CheckpointState,
     /// Weights of older versions that go with it.
     pub(crate) older: Vec<PublishedPolicy>,
+    /// Names and weights of frozen policies.
+    pub(crate) frozen: Vec<(String, PublishedPolicy)>,
 }
 
 /// A finished job.
@@ -101,7 +105,7 @@ pub(crate) struct TrainerEvent {
 #[derive(Debug)]
 pub(crate) enum TrainerResult {
     /// Published weights.
-    Published(Result<PublishedPolicy, TrainError>),
+    Published(Result<Publication, TrainError>),
     /// A batch.
     Trained(Box<TrainedBatch>),
     /// A checkpoint: its folder and its size in bytes.
@@ -121,7 +125,7 @@ pub(crate) struct TrainedBatch {
 #[derive(Debug)]
 pub(crate) struct BatchResult {
     pub(crate) report: BatchReport,
-    pub(crate) weights: PublishedPolicy,
+    pub(crate) weights: Publication,
 }
 
 /// Handle of the training thread.
@@ -234,10 +238,16 @@ impl<T: TrainEngine> TrainerThread<T> {
         }
     }
 
-    /// Publishes the policy in the form that the rollout engine takes.
-    fn publish(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+    /// Publishes all policies in the form that the rollout engine takes.
+    fn publish(&mut self, version: PolicyVersion) -> Result<Publication, TrainError> {
         let published = self.models.policy.publish(version, self.form)?;
-        self.complete(published)
+        let main = self.complete(published)?;
+        let form = self.form;
+        let further =
+            self.models.further.iter_mut().map(|policy| {
+                Ok(PublishedPolicy { policy: policy.id, ..policy.engine.publish(version, form)? })
+            });
+        Ok(Publication { main, further: further.collect::<Result<_, TrainError>>()? })
     }
 
     /// Adds what belongs to a publication, and leaves the device.
@@ -247,8 +257,9 @@ impl<T: TrainEngine> TrainerThread<T> {
             probe.add_to(&mut published, &mut self.models.policy)?;
         }
         if self.parks {
-            let Models { policy, critic, prm } = &mut self.models;
-            for engine in critic.iter_mut().chain(prm) {
+            let Models { policy, critic, prm, further } = &mut self.models;
+            let further = further.iter_mut().map(|policy| &mut policy.engine);
+            for engine in critic.iter_mut().chain(prm).chain(further) {
                 engine.park()?;
             }
             // Weights that are sent from the device stay there until they have arrived, and nothing else.
@@ -261,13 +272,18 @@ impl<T: TrainEngine> TrainerThread<T> {
         Ok(published)
     }
 
-    /// Publishes the policy for a stage that begins when this trainer has ended.
-    pub fn publish_last(&mut self, version: PolicyVersion) -> Result<PublishedPolicy, TrainError> {
+    /// Publishes all policies for a stage that begins when this trainer has ended.
+    pub fn publish_last(&mut self, version: PolicyVersion) -> Result<Publication, TrainError> {
         if self.form.is_live() {
             self.form = Form::Folder;
         }
         let published = self.models.policy.publish_exact(version, self.form)?;
-        self.complete(published)
+        let main = self.complete(published)?;
+        let form = self.form;
+        let further = self.models.further.iter_mut().map(|policy| {
+            Ok(PublishedPolicy { policy: policy.id, ..policy.engine.publish_exact(version, form)? })
+        });
+        Ok(Publication { main, further: further.collect::<Result<_, TrainError>>()? })
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {
@@ -276,7 +292,7 @@ impl<T: TrainEngine> TrainerThread<T> {
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition {
             version,
-            state: learner.algorithm,
+            state: learner.algorithm.clone(),
             skipped_steps: learner.skipped_steps,
             given_advantages: advantages.as_ref(),
             learning_rate: &rate,
@@ -291,16 +307,22 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), StageError> {
-        let SaveJob { name, mut state, older } = job;
+        let SaveJob { name, mut state, older, frozen } = job;
         state.pinned_versions = older.iter().map(|weights| weights.version).collect();
         let Self { checkpoints, models, tokenizer, writer, .. } = self;
         checkpoints.write(&name, |folder| {
             save_models(models, folder)?;
             tokenizer.save(folder)?;
-            for weights in &older {
-                let own = pinned_weights_folder(folder, weights.version);
+            let older = older.iter().map(|weights| (pinned_weights_folder(folder, weights.version), weights));
+            let names_of_frozen = frozen.iter().map(|(name, _)| name);
+            let frozen = frozen.iter().map(|(name, weights)| (policy_folder(folder, name), weights));
+            for (own, weights) in older.chain(frozen) {
                 disk::create_folder("checkpoint", &own)?;
                 writer.write(weights, &own)?;
+            }
+            let further = models.further.iter().map(|policy| &policy.name);
+            for name in further.chain(names_of_frozen) {
+                tokenizer.save(&policy_folder(folder, name))?;
             }
             Ok(state.save(folder)?)
         })
@@ -317,6 +339,11 @@ fn save_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> Result<
             engine.save(&own)?;
         }
     }
+    for policy in &mut models.further {
+        let own = policy_folder(folder, &policy.name);
+        disk::create_folder("checkpoint", &own)?;
+        policy.engine.save(&own)?;
+    }
     Ok(())
 }
 
@@ -327,6 +354,9 @@ pub fn restore_models<T: TrainEngine>(models: &mut Models<T>, folder: &Path) -> 
         if let Some(engine) = engine {
             engine.restore(&folder.join(name))?;
         }
+    }
+    for policy in &mut models.further {
+        policy.engine.restore(&policy_folder(folder, &policy.name))?;
     }
     Ok(())
 }

@@ -23,12 +23,15 @@ pub(crate) struct TrainerProgress {
 impl TrainerProgress {
     /// Has the engines report here.
     pub(crate) fn observe<T: TrainEngine>(self: &Arc<Self>, models: &mut Models<T>) {
-        let Models { policy, critic, prm } = models;
+        let Models { policy, critic, prm, further } = models;
         policy.observe(self.observer("policy"));
         for (name, engine) in [("critic", critic), ("process-reward model", prm)] {
             if let Some(engine) = engine {
                 engine.observe(self.observer(name));
             }
+        }
+        for policy in further {
+            policy.engine.observe(self.observer("further policy"));
         }
     }
 

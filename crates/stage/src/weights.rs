@@ -1,14 +1,47 @@
 //! Publication of new weights to the rollout engine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use rloom_core::{OnUpdate, PolicyVersion, Ticket};
+use rloom_core::{OnUpdate, PolicyId, PolicyVersion, Ticket};
 use rloom_engine::{PublishedPolicy, RolloutEngine, RolloutError};
 use rloom_sched::ScheduleSettings;
 use tokio::task::{JoinError, JoinSet};
+
+/// The weights of all trained policies at one version.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    /// Those of the main policy.
+    pub main: PublishedPolicy,
+    /// Those of the further ones.
+    pub further: Vec<PublishedPolicy>,
+}
+
+impl Publication {
+    /// Version of the weights.
+    pub fn version(&self) -> PolicyVersion {
+        self.main.version
+    }
+
+    /// The weights of a trained policy.
+    pub(crate) fn of(&self, policy: PolicyId) -> Option<&PublishedPolicy> {
+        std::iter::once(&self.main).chain(&self.further).find(|own| own.policy == policy)
+    }
+
+    /// Digest of the weights of all policies; that of the main one if it is the only one.
+    pub fn digest(&self) -> u64 {
+        let rotated = |sum: u64, own: &PublishedPolicy| sum.rotate_left(17) ^ own.digest;
+        self.further.iter().fold(self.main.digest, rotated)
+    }
+}
+
+impl From<PublishedPolicy> for Publication {
+    fn from(main: PublishedPolicy) -> Self {
+        Self { main, further: Vec::new() }
+    }
+}
 
 /// Result of loading weights.
 #[derive(Debug)]
@@ -29,21 +62,42 @@ pub struct WeightPublisher<R> {
     requested: Option<PolicyVersion>,
     /// With pinned versions: the weights of every version that a group in flight is pinned to, oldest first, and the
     /// newest. The engine has the first of them, except while a journal is replayed.
-    pinned: VecDeque<PublishedPolicy>,
+    pinned: VecDeque<Publication>,
+    /// Weights of frozen policies.
+    frozen: Vec<PublishedPolicy>,
+    /// Those among them that the engine has.
+    loaded_frozen: BTreeSet<PolicyId>,
     /// Loads that wait for completions in flight.
     loading: JoinSet<LoadResult>,
 }
 
 impl<R: RolloutEngine + 'static> WeightPublisher<R> {
-    /// Creates a publisher to `engine`. `pinned` are older weights that groups of a resumed stage are pinned to.
+    /// Creates a publisher to `engine`. `pinned` are older weights that groups of a resumed stage are pinned to, `frozen`
+    /// those of policies that are not trained.
     pub fn new(
         engine: Option<Arc<R>>,
         schedule: ScheduleSettings,
         groups_per_batch: u64,
         pinned: Vec<PublishedPolicy>,
+        frozen: Vec<PublishedPolicy>,
     ) -> Self {
-        let (pinned, loading) = (pinned.into(), JoinSet::new());
-        Self { engine, schedule, groups_per_batch, requested: None, pinned, loading }
+        let (pinned, loading) = (pinned.into_iter().map(Publication::from).collect(), JoinSet::new());
+        let (requested, loaded_frozen) = (None, BTreeSet::new());
+        Self { engine, schedule, groups_per_batch, requested, pinned, frozen, loaded_frozen, loading }
+    }
+
+    /// Weights of the frozen policies, which a checkpoint contains.
+    pub(crate) fn frozen(&self) -> &[PublishedPolicy] {
+        &self.frozen
+    }
+
+    /// Replaces the weights of a frozen policy from the next load on.
+    pub(crate) fn set_frozen(&mut self, weights: PublishedPolicy) {
+        self.loaded_frozen.remove(&weights.policy);
+        match self.frozen.iter_mut().find(|own| own.policy == weights.policy) {
+            Some(own) => *own = weights,
+            None => self.frozen.push(weights),
+        }
     }
 
     /// The rollout engine.
@@ -65,7 +119,7 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
     pub(crate) fn may_launch(&self, ticket: Ticket) -> bool {
         let version = self.pinned_version(ticket);
         // The engine may have newer weights for an evaluation while groups of older ones are still to run.
-        let oldest = self.pinned.front().map(|weights| weights.version);
+        let oldest = self.pinned.front().map(Publication::version);
         !self.pins() || (self.requested == Some(version) && oldest == Some(version))
     }
 
@@ -79,17 +133,18 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
         &self,
         mut in_flight: impl Iterator<Item = Ticket>,
     ) -> Option<Ticket> {
-        let have = |version| self.pinned.iter().any(|weights| weights.version == version);
+        let have = |version| self.pinned.iter().any(|weights| weights.version() == version);
         in_flight.find(|&ticket| self.pins() && !have(self.pinned_version(ticket)))
     }
 
     /// Weights older than `version` that groups in flight are pinned to: a checkpoint contains them.
     pub(crate) fn older_than(&self, version: PolicyVersion) -> Vec<PublishedPolicy> {
-        self.pinned.iter().filter(|weights| weights.version < version).cloned().collect()
+        let older = self.pinned.iter().filter(|weights| weights.version() < version);
+        older.map(|weights| weights.main.clone()).collect()
     }
 
     /// Takes newly published weights. Returns those to load now, if any; `replaying` is true while a journal is replayed.
-    pub(crate) fn take(&mut self, weights: PublishedPolicy, replaying: bool) -> Option<PublishedPolicy> {
+    pub(crate) fn take(&mut self, weights: Publication, replaying: bool) -> Option<Publication> {
         self.engine.as_ref()?;
         if !self.pins() {
             return Some(weights);
@@ -104,35 +159,41 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// With pinned versions: the oldest weights that a group in flight is pinned to, or else the newest, unless the engine
     /// has them. Older ones are dropped.
-    pub(crate) fn next_pinned(
-        &mut self,
-        in_flight: impl Fn(PolicyVersion) -> bool,
-    ) -> Option<PublishedPolicy> {
+    pub(crate) fn next_pinned(&mut self, in_flight: impl Fn(PolicyVersion) -> bool) -> Option<Publication> {
         if !self.pins() {
             return None;
         }
         while let [oldest, _, ..] = self.pinned.make_contiguous() {
-            if in_flight(oldest.version) {
+            if in_flight(oldest.version()) {
                 break;
             }
             self.pinned.pop_front();
         }
-        self.pinned.front().filter(|weights| self.requested != Some(weights.version)).cloned()
+        self.pinned.front().filter(|weights| self.requested != Some(weights.version())).cloned()
     }
 
     /// With pinned versions: the newest weights.
-    pub(crate) fn newest_pinned(&self) -> Option<PublishedPolicy> {
+    pub(crate) fn newest_pinned(&self) -> Option<Publication> {
         self.pinned.back().cloned()
     }
 
     /// Asks the engine to load weights. `None` if that continues in the background, until completions in flight have
     /// finished.
-    pub(crate) async fn load(&mut self, weights: PublishedPolicy) -> Option<LoadResult> {
+    pub(crate) async fn load(&mut self, weights: Publication) -> Option<LoadResult> {
         let engine = self.engine.clone()?;
-        let (start, version, on_update) = (Instant::now(), weights.version, self.schedule.on_update);
+        let (start, version, on_update) = (Instant::now(), weights.version(), self.schedule.on_update);
         self.requested = Some(version);
+        let mut all = vec![weights.main];
+        all.extend(weights.further);
+        let missing = self.frozen.iter().filter(|weights| self.loaded_frozen.insert(weights.policy));
+        all.extend(missing.cloned());
         let mut load = Box::pin(async move {
-            let result = engine.load(&weights, on_update).await;
+            // Each call acts at once: no group starts between the updates of two policies.
+            let loads: Vec<_> = all.iter().map(|weights| engine.load(weights, on_update)).collect();
+            let mut result = Ok(());
+            for load in loads {
+                result = result.and(load.await);
+            }
             LoadResult { version, start, result }
         });
         if self.schedule.overlaps() && on_update == OnUpdate::Finish && !self.pins() {
@@ -159,9 +220,12 @@ impl<R: RolloutEngine + 'static> WeightPublisher<R> {
 
     /// Releases the engine's weights, so that the optimiser updates them in place. If rollouts overlap with training they
     /// keep their weights, and the optimiser writes to a copy.
-    pub(crate) async fn release(&self) -> Result<(), RolloutError> {
+    pub(crate) async fn release(&mut self) -> Result<(), RolloutError> {
         match &self.engine {
-            Some(engine) if !self.schedule.overlaps() => engine.release().await,
+            Some(engine) if !self.schedule.overlaps() => {
+                self.loaded_frozen.clear();
+                engine.release().await
+            }
             _ => Ok(()),
         }
     }

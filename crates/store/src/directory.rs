@@ -126,6 +126,11 @@ impl RunDirectory {
         self.path.join("journal")
     }
 
+    /// Folder of the logs of agents outside of the program.
+    pub fn agents(&self) -> PathBuf {
+        self.path.join("agents")
+    }
+
     /// Folder of the TensorBoard event files.
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tensorboard")

@@ -18,6 +18,9 @@ pub struct StageOutline {
     pub method: String,
     /// Number of steps.
     pub steps: u64,
+    /// Policies besides the main one: names, with what they are if they are not trained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<String>,
 }
 
 /// The unit of work that a progress event counts.
@@ -259,7 +262,8 @@ pub enum Event {
     Sandbox {
         /// Name of the reward.
         reward: String,
-        /// The tier in force: `namespaces`, `landlock` or `none`; `server` if a server runs the programs.
+        /// The tier in force: `namespaces` or `landlock`, each with ` and control groups` where every program has one, or `none`;
+        /// `server` if a server runs the programs.
         tier: String,
     },
     /// The prompts of a stage or of the evaluation were measured.

@@ -34,7 +34,8 @@ mod tests {
     }
 
     fn started(attempt: u32, from_step: u64) -> EventLine {
-        let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 9 };
+        let outline =
+            StageOutline { name: "rl".into(), method: "grpo".into(), steps: 9, policies: Vec::new() };
         line(attempt, from_step, Event::StageStarted { outline, from_step })
     }
 

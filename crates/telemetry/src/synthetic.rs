@@ -83,7 +83,7 @@ pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
 pub fn each(settings: SyntheticRun, take: &mut dyn FnMut(EventLine)) {
     let SyntheticRun { max_staleness, steps, groups, samples } = settings;
     let mut recorder = Recorder { lines: Vec::new(), take };
-    let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps };
+    let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps, policies: Vec::new() };
     let started = Event::RunStarted {
         name: format!("synthetic, staleness {max_staleness}"),
         version: "0.1.0".into(),
@@ -270,7 +270,8 @@ pub fn group(ticket: u64, version: u64, samples: u32) -> Group {
             RewardComponent::new("format", 0.5, Some(1.0)),
             RewardComponent::new("judge", 0.25, None),
         ];
-        let rewards = Rewards { components, solved: Some(value > 0.5), parsed: Some(true), pending: false };
+        let rewards =
+            Rewards { components, solved: Some(value > 0.5), parsed: Some(true), ..Rewards::default() };
         Episode { role: Role::Train, segments: vec![trajectory(ticket, sample, version)], rewards }
     });
     Group { ticket: Ticket(ticket), task, episodes: episodes.collect() }
@@ -281,6 +282,7 @@ fn trajectory(ticket: u64, sample: u32, version: u64) -> Trajectory {
         |version, range| VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range };
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
+        agent: None,
         tokens: (0..9).collect(),
         spans: vec![Span::new(Author::Prompt, 0..3), Span::new(Author::Policy, 3..9).with_temperature(0.8)],
         logprobs: vec![-0.5, -0.25, -1.5, -0.25, 0.0, -0.5],

@@ -65,6 +65,7 @@ def arguments(signature: Signature, task: Sample) -> dict[str, Any]:
         "task": {"prompt": task.prompt, "answer": task.answer, "index": task.task, **task.row},
         "prompt": task.prompt,
         "seed": task.task,
+        "episode_seed": task.seed,
         "options": None,
         "row": task.row,
     }

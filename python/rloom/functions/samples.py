@@ -28,6 +28,7 @@ class Sample:
     version: int = 0
     task: int = 0
     sample: str = ""
+    seed: int = 0
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Sample:

@@ -58,32 +58,41 @@ def test_gymnasium() -> None:
     pytest.importorskip("gymnasium")
     lake = environments.gymnasium("FrozenLake-v1", is_slippery=False, render_mode="ansi")
     path = ["down", "1", "1", "2", "move 2", "1", "2"]
-    observations, rewards = play(lake(task=task("Cross the lake."), seed=3), path)
+    observations, rewards = play(lake(task=task("Cross the lake."), seed=3, episode_seed=1), path)
     assert rewards == [-0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert observations[0]["messages"].startswith("Cross the lake.\n")
     assert "FHFH" in observations[0]["messages"]
     assert observations[1]["messages"] == "That is not a valid action: expected a number from 0 to 3"
     assert [o["state"] for o in observations] == ["0", "0", "4", "8", "9", "10", "14"]
-    with contextlib.closing(lake(task=task(), seed=3)) as again:
+    with contextlib.closing(lake(task=task(), seed=3, episode_seed=1)) as again:
         assert next(again)["state"] == "0"
 
 
-def test_gymnasium_repeats_a_seed() -> None:
+def test_gymnasium_repeats_its_seeds() -> None:
     pytest.importorskip("gymnasium")
     cards = environments.gymnasium("Blackjack-v1", show=lambda hand, _: str(hand))
-    games = [play(cards(task=task(), seed=seed), ["1"] * 8) for seed in (5, 5, 6, 7)]
-    assert games[0] == games[1]
-    assert len({str(game) for game in games}) > 1
+
+    def hands(seed: int, episode_seed: int) -> tuple[list[Any], list[float]]:
+        return play(cards(task=task(), seed=seed, episode_seed=episode_seed), ["1"] * 8)
+
+    assert hands(5, 1) == hands(5, 1)
+    assert len({str(hands(seed, 1)) for seed in (5, 6, 7)}) > 1
+    # The episodes of a group begin alike and differ afterwards.
+    group = [hands(5, episode)[0] for episode in range(8)]
+    assert len({str(observations[0]) for observations in group}) == 1
+    assert len({str(observations) for observations in group}) > 1
 
 
 def test_gem() -> None:
     pytest.importorskip("gem")
     guess = environments.gem("game:GuessTheNumber-v0-easy")
-    observations, rewards = play(guess(task=task(), seed=3), [f"\\boxed{{{n}}}" for n in range(1, 11)])
+    observations, rewards = play(
+        guess(task=task(), seed=3, episode_seed=1), [f"\\boxed{{{n}}}" for n in range(1, 11)]
+    )
     assert "number" in observations[0]["messages"]
     assert all(isinstance(reward, float) for reward in rewards)
     assert (observations, rewards) == play(
-        guess(task=task(), seed=3), [f"\\boxed{{{n}}}" for n in range(1, 11)]
+        guess(task=task(), seed=3, episode_seed=1), [f"\\boxed{{{n}}}" for n in range(1, 11)]
     )
 
 
@@ -93,10 +102,10 @@ def test_textarena_against_an_opponent() -> None:
     moves = ["[0 1]", "[1 1]", "[2 1]", "[3 1]"]
     random.seed(1)
     before = random.getstate()
-    observations, rewards = play(nim(task=task(), seed=3), moves)
+    observations, rewards = play(nim(task=task(), seed=3, episode_seed=1), moves)
     assert random.getstate() == before
     assert len(observations[1]) < len(observations[0])
-    assert (observations, rewards) == play(nim(task=task(), seed=3), moves)
+    assert (observations, rewards) == play(nim(task=task(), seed=3, episode_seed=1), moves)
     with pytest.raises(ValueError, match="needs an `opponent`"):
         environments.textarena("Nim-v0", players=2)
 

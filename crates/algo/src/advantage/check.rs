@@ -73,7 +73,22 @@ fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result
     if reads.given {
         given(e, place)?;
     }
+    agents(e, place)?;
     if reads.steps { steps(e, place) } else { Ok(()) }
+}
+
+fn agents(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
+    place.finite("reward of an agent", e.agents.iter().filter_map(|agent| agent.reward))?;
+    let turns = e.agents.iter().flat_map(|agent| &agent.turns);
+    place.finite("reward of a turn", turns.clone().filter_map(|turn| turn.reward))?;
+    let ranges = e.agents.iter().map(|agent| agent.tokens).chain(turns.map(|turn| turn.tokens));
+    for (step, (start, end)) in ranges.enumerate() {
+        if end < start || end > e.tokens {
+            let Place { group, episode } = place;
+            return Err(AlgoError::StepTokens { group, episode, step, start, end, tokens: e.tokens });
+        }
+    }
+    Ok(())
 }
 
 fn given(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {

@@ -1,5 +1,7 @@
 use rloom_core::Role;
 
+use super::AgentPart;
+
 /// Reward and state of one turn of an episode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReward<'a> {
@@ -45,6 +47,9 @@ pub struct EpisodeRewards<'a> {
     /// Advantages that are computed elsewhere: one for all tokens, or one per token
     /// ([`Estimator::Python`](crate::Estimator::Python)).
     pub given: &'a [f64],
+    /// The agents, in the order of their tokens; empty for an episode of a single agent
+    /// ([`Estimator::PerAgent`](crate::Estimator::PerAgent) and others).
+    pub agents: &'a [AgentPart<'a>],
 }
 
 impl Default for EpisodeRewards<'_> {
@@ -62,6 +67,7 @@ impl Default for EpisodeRewards<'_> {
             prm_logprob: &[],
             prm_reference_logprob: &[],
             given: &[],
+            agents: &[],
         }
     }
 }

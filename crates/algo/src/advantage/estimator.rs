@@ -2,7 +2,7 @@
 
 use super::report::AdvantageReport;
 use super::view::{GroupView, Raw};
-use super::{AdvantageKind, AdvantageSettings, Estimator, RunningMoments};
+use super::{AdvantageKind, AdvantageSettings, Estimator, RoleBaselines, RunningMoments};
 use crate::settings::{keys::OutOfRange, kind::out_of_range};
 use crate::{AlgoError, Keep};
 
@@ -42,6 +42,8 @@ pub(crate) struct Batch<'b, 'g> {
     pub(crate) kl_coef: f64,
     /// Rewards of the stage so far.
     pub(crate) running: &'b mut RunningMoments,
+    /// Averages of the rewards of agents so far.
+    pub(crate) roles: &'b mut RoleBaselines,
     pub(crate) report: &'b mut AdvantageReport,
 }
 

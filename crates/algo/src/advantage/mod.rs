@@ -11,6 +11,7 @@
 //! To add an estimator, write its file (settings, defaults, checks and computation), declare it here and give it a line
 //! in the table.
 
+mod agents;
 mod check;
 mod episode;
 mod estimator;
@@ -20,12 +21,15 @@ mod gigpo;
 mod gpg;
 mod group;
 mod group_mean;
+mod magrpo;
+mod marti;
 mod max_at_g;
 mod moments;
 mod normalize;
 mod normalized;
 mod opo;
 mod outcome;
+mod per_agent;
 mod prime;
 mod python;
 mod raft_pp;
@@ -35,12 +39,15 @@ mod remax;
 mod report;
 mod returns;
 mod rloo;
+mod role_baseline;
 mod spec;
 mod topr;
 mod view;
 mod whiten;
 
+pub use agents::{AgentPart, AgentTurn};
 pub use episode::{EpisodeRewards, GroupRewards, StepReward};
+pub use marti::{Shaping, ShapingHistory};
 pub use moments::RunningMoments;
 pub use outcome::{Advantages, EpisodeAdvantage};
 pub use report::AdvantageReport;
@@ -49,6 +56,8 @@ pub use spec::AdvantageSpec;
 pub(crate) use estimator::Whitening;
 pub(crate) use moments::no_spread;
 pub(crate) use raft_pp::kept;
+
+use std::collections::BTreeMap;
 
 use rloom_core::Role;
 
@@ -92,6 +101,14 @@ estimator::estimators! {
     gigpo::Gigpo = "gigpo",
     /// Outcome and implicit process rewards, each with a leave-one-out baseline.
     prime::Prime = "prime",
+    /// (R − mean)/(std + ε) of each agent over the group.
+    per_agent::PerAgent = "per_agent",
+    /// R − a moving average of each agent's rewards.
+    role_baseline::RoleBaseline = "role_baseline",
+    /// Rewards of turns, shaped by those before them.
+    marti::Marti = "marti",
+    /// Joint returns of several agents − mean over the group, turn by turn.
+    magrpo::Magrpo = "magrpo",
     /// A Python function.
     python::Python = "python",
 }
@@ -110,14 +127,37 @@ pub fn advantages(
     running: &RunningMoments,
     groups: &[GroupRewards<'_>],
 ) -> Result<Advantages, AlgoError> {
+    advantages_of_roles(spec, running, &RoleBaselines::new(), groups)
+}
+
+/// Moving averages of the rewards of agents, by name.
+pub type RoleBaselines = BTreeMap<String, f64>;
+
+/// Computes the advantages of a batch of episodes of several agents, as [`advantages`] does. `roles` are the averages that the
+/// stage's last batch returned.
+///
+/// # Errors
+///
+/// Those of [`advantages`].
+pub fn advantages_of_roles(
+    spec: &AdvantageSpec,
+    running: &RunningMoments,
+    roles: &RoleBaselines,
+    groups: &[GroupRewards<'_>],
+) -> Result<Advantages, AlgoError> {
     check::check(spec, groups)?;
     let seen: Vec<GroupView<'_>> =
         groups.iter().map(|g| GroupView::new(g, &spec.estimator, spec.kl_coef)).collect();
     let mut report = AdvantageReport::of(spec, &seen);
-    let mut running = *running;
+    let (mut running, mut roles) = (*running, roles.clone());
     let estimator = spec.estimator.kernel();
-    let mut batch =
-        Batch { groups: &seen, kl_coef: spec.kl_coef, running: &mut running, report: &mut report };
+    let mut batch = Batch {
+        groups: &seen,
+        kl_coef: spec.kl_coef,
+        running: &mut running,
+        roles: &mut roles,
+        report: &mut report,
+    };
     let mut raw = estimator.estimate(&mut batch);
     let learns_values = estimator.reads().values;
     let returns = if learns_values { returns_of(&seen, &raw) } else { Vec::new() };
@@ -125,7 +165,7 @@ pub fn advantages(
         whiten::whiten(&seen, &mut raw);
     }
     let episodes = raw.into_iter().map(|row| row.into_iter().map(round).collect()).collect();
-    Ok(Advantages { episodes, returns, running, report })
+    Ok(Advantages { episodes, returns, running, roles, report })
 }
 
 /// A + V, rounded once.

@@ -1,4 +1,4 @@
-use super::{AdvantageReport, RunningMoments};
+use super::{AdvantageReport, RoleBaselines, RunningMoments};
 
 /// The advantage of one episode's policy tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,8 @@ pub struct Advantages {
     pub returns: Vec<Vec<Vec<f32>>>,
     /// Moments of the stage so far; updated only if the estimator uses them.
     pub running: RunningMoments,
+    /// Averages of the rewards of agents so far; updated only if the estimator uses them.
+    pub roles: RoleBaselines,
     /// Counts and means for metrics.
     pub report: AdvantageReport,
 }

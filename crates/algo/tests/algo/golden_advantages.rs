@@ -121,6 +121,7 @@ impl Case {
             prm_logprob: at(&x.prm, g, e),
             prm_reference_logprob: at(&x.prm_reference, g, e),
             given: &[],
+            agents: &[],
         };
         let greedy = |g: usize| {
             let reward = x.baseline.get(g).copied()?;

@@ -79,6 +79,7 @@ impl Episode {
             prm_logprob: &self.prm,
             prm_reference_logprob: &self.prm_reference,
             given: &[],
+            agents: &[],
         }
     }
 }

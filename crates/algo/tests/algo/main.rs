@@ -3,6 +3,7 @@
 
 mod advantage_properties;
 mod advantages;
+mod agents;
 mod controls;
 mod differences;
 mod estimators;

@@ -139,6 +139,7 @@ fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<
             prm_logprob: prm,
             prm_reference_logprob: prm_reference,
             given: &[],
+            agents: &[],
         }
     };
     let groups: Vec<GroupRewards<'_>> = example

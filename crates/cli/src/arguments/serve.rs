@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rloom_text::calls::CallFormat;
 
 use super::Sampling;
@@ -11,6 +11,7 @@ Examples:
   rloom serve runs/arithmetic
   rloom serve org/name --port 9000 --temperature 0.7
   RLOOM_API_KEY=... rloom serve path/to/model --host 0.0.0.0
+  rloom serve path/to/model --url http://10.0.0.5:8000 --url http://10.0.0.6:8000
   rloom serve org/name --train checkpoints
 
 Clients use http://127.0.0.1:8000/v1 as the base URL of OpenAI's API and http://127.0.0.1:8000 for Anthropic's;
@@ -42,14 +43,28 @@ pub(crate) struct Serve {
     /// Maximum number of requests in flight; more are refused with status 429.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_requests: usize,
+    /// Address of a running inference server that computes the completions, in place of this process; may be repeated. The
+    /// servers have RLoom's worker extension, see the folder of MODEL under the same path, and share --max-requests equally.
+    #[arg(long = "url", value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+    /// Kind of the servers at --url.
+    #[arg(long, value_name = "ENGINE", value_enum, default_value_t = ServerEngine::Vllm, requires = "urls")]
+    pub(crate) engine: ServerEngine,
     /// Also serve the training API of the `tinker` SDK, and keep its checkpoints in DIR.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "urls")]
     pub(crate) train: Option<PathBuf>,
     /// Maximum number of models in training; each needs memory for its weights, gradient and moments.
     #[arg(long, value_name = "N", default_value_t = 4, requires = "train")]
     pub(crate) train_models: usize,
     #[command(flatten)]
     pub(crate) sampling: Sampling,
+}
+
+/// Kind of an inference server.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ServerEngine {
+    Vllm,
+    Sglang,
 }
 
 fn call_format(name: &str) -> Result<CallFormat, String> {

@@ -29,6 +29,19 @@ pub(crate) fn open(source: &str, dtype: Option<Dtype>, hub: &Hub, output: Output
     Policy::resolve(source, dtype.unwrap_or_default(), hub).map_err(Failure::from_run)
 }
 
+/// Like [`open`], for engines that read the weights themselves: the model may be of any architecture.
+pub(crate) fn open_outside(source: &str, hub: &Hub, output: Output) -> Result<Policy, Failure> {
+    let folder = Path::new(source);
+    let folder = if folder.join("checkpoints").is_dir() {
+        let checkpoint = checkpoint(folder, None)?;
+        output.info(&format!("using {}", output.paint(CYAN, &checkpoint.display().to_string())));
+        checkpoint
+    } else {
+        hub.model(source).map_err(|error| Failure::from_run(error.into()))?
+    };
+    Policy::open_outside(&folder, Dtype::default()).map_err(Failure::from_run)
+}
+
 /// Returns a checkpoint of a run: the named one, by default the best, or the latest if there is no best.
 pub(crate) fn checkpoint(run: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
     let checkpoints = run.join("checkpoints");

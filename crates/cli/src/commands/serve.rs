@@ -4,15 +4,16 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use rloom_engine::{OnUpdate, RolloutEngine};
-use rloom_run::Policy;
+use rloom_engine::{OnUpdate, PublishedPolicy, RolloutEngine, RolloutEngineSettings, ServerSettings};
+use rloom_run::{Policy, assembly};
 use rloom_serve::{ApiKey, ServeSettings, ServedModel, Server, listen};
 use rloom_text::calls::CallFormat;
 use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings};
 use serde_json::json;
+use tokio::net::TcpListener;
 
 use super::policy;
-use crate::arguments::Serve;
+use crate::arguments::{Serve, ServerEngine};
 use crate::failure::Failure;
 use crate::output::{CYAN, FAINT, Output};
 use crate::progress::downloads;
@@ -20,6 +21,8 @@ use crate::signals;
 
 /// Variable of the environment with the key.
 const KEY_VARIABLE: &str = "RLOOM_API_KEY";
+/// Time without any of the servers at `--url` after which the command ends, in seconds.
+const SERVER_WAIT_SECONDS: f64 = 120.0;
 /// Prefix of all keys that clients of the training API send.
 const TRAIN_KEY_PREFIX: &str = "tml-";
 /// Connections of a server with the training API: clients keep one open for each result that they wait for.
@@ -29,6 +32,10 @@ const PROMPT_THREADS: usize = 4;
 
 pub(crate) fn run(arguments: &Serve, output: Output) -> Result<(), Failure> {
     let key = given_key(arguments)?;
+    let computes_here = arguments.sampling.threads > 0 || arguments.sampling.dtype.is_some();
+    if computes_here && !arguments.urls.is_empty() {
+        return Err(Failure::usage_text("--threads and --dtype have no effect on the servers at --url"));
+    }
     if arguments.max_requests == 0 {
         return Err(Failure::usage_text("--max-requests must be at least 1"));
     }
@@ -51,30 +58,25 @@ async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result
     let key = if is_random { Some(random_key(arguments)?) } else { key };
 
     let hub = downloads::hub(output);
-    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
-    let model = served(arguments, &policy)?;
-    let name = model.name.clone();
-    let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
-    engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
-
-    let train = match &arguments.train {
-        Some(folder) => Some(train_api(arguments, folder, &policy, &name)?),
-        None => None,
-    };
-    let defaults = ServeSettings::default();
-    let settings = ServeSettings {
-        max_connections: if train.is_some() { TRAIN_CONNECTIONS } else { defaults.max_connections },
-        max_requests: arguments.max_requests,
-        nonce: std::process::id(),
-        ..defaults
-    };
-    let log = move |exchange: &rloom_serve::Exchange| {
-        output.info(&output.paint(FAINT, &exchange.to_string()));
-    };
-    let server = Server::new(listener, model, Arc::new(engine), key.clone(), settings, log);
-    let server = match train {
-        Some(train) => server.with_extension(Arc::new(train)),
-        None => server,
+    let own_key = key.clone();
+    let (server, name) = if arguments.urls.is_empty() {
+        let dtype = arguments.sampling.dtype.map(Into::into);
+        let policy = policy::open(&arguments.model, dtype, &hub, output)?;
+        let model = served(arguments, &policy)?;
+        let name = model.name.clone();
+        let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
+        let mut server = server(listener, model, engine, weights, own_key, arguments, output).await?;
+        if let Some(folder) = &arguments.train {
+            server = server.with_extension(Arc::new(train_api(arguments, folder, &policy, &name)?));
+        }
+        (server, name)
+    } else {
+        let policy = policy::open_outside(&arguments.model, &hub, output)?;
+        let model = served(arguments, &policy)?;
+        let name = model.name.clone();
+        let (engine, weights) =
+            assembly::running_servers(&policy, &servers(arguments)).map_err(Failure::from_run)?;
+        (server(listener, model, engine, weights, own_key, arguments, output).await?, name)
     };
     let stopper = server.stopper();
     signals::count_signals(move |number| {
@@ -91,6 +93,44 @@ async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result
     let end = if cancelled == 0 { String::new() } else { format!("; {cancelled} requests were cancelled") };
     output.info(&format!("stopped{end}"));
     Ok(())
+}
+
+/// A server over an engine, which gets its weights first.
+async fn server<E: RolloutEngine + 'static>(
+    listener: TcpListener,
+    model: ServedModel,
+    engine: E,
+    weights: PublishedPolicy,
+    key: Option<ApiKey>,
+    arguments: &Serve,
+    output: Output,
+) -> Result<Server, Failure> {
+    engine.load(&weights, OnUpdate::Finish).await.map_err(Failure::failed)?;
+    let defaults = ServeSettings::default();
+    let settings = ServeSettings {
+        max_connections: if arguments.train.is_some() { TRAIN_CONNECTIONS } else { defaults.max_connections },
+        max_requests: arguments.max_requests,
+        nonce: std::process::id(),
+        ..defaults
+    };
+    let log = move |exchange: &rloom_serve::Exchange| {
+        output.info(&output.paint(FAINT, &exchange.to_string()));
+    };
+    Ok(Server::new(listener, model, Arc::new(engine), key, settings, log))
+}
+
+/// Settings of the servers at `--url`.
+fn servers(arguments: &Serve) -> RolloutEngineSettings {
+    let settings = ServerSettings {
+        urls: arguments.urls.clone(),
+        max_requests: arguments.max_requests.div_ceil(arguments.urls.len().max(1)),
+        replace_seconds: SERVER_WAIT_SECONDS,
+        ..ServerSettings::default()
+    };
+    match arguments.engine {
+        ServerEngine::Vllm => RolloutEngineSettings::Vllm(settings),
+        ServerEngine::Sglang => RolloutEngineSettings::Sglang(settings),
+    }
 }
 
 /// Says where the model is served, and shows a random key to its owner.

@@ -105,8 +105,12 @@ impl EventText {
                 self.shown = None;
                 let from = if *from_step > 0 { format!(", from step {from_step}") } else { String::new() };
                 let title = format!("stage {}", outline.name);
+                let policies = match outline.policies.as_slice() {
+                    [] => String::new(),
+                    names => format!(", policies main, {}", names.join(", ")),
+                };
                 vec![format!(
-                    "{} {}, {} steps{from}",
+                    "{} {}, {} steps{from}{policies}",
                     self.output.paint(BOLD, &title),
                     outline.method,
                     outline.steps
@@ -338,8 +342,17 @@ mod tests {
                 let (attempt, stage, step) = (1, "rl".to_owned(), 4);
                 text.of(&EventLine { attempt, time: 0.0, elapsed, stage, step, global_step: 4, event })
             };
-            let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps: 20 };
-            show(10.0, Event::StageStarted { outline, from_step: 4 });
+            let outline = StageOutline {
+                name: "rl".into(),
+                method: "grpo".into(),
+                steps: 20,
+                policies: vec!["other".into(), "old (league of main)".into()],
+            };
+            let started = show(10.0, Event::StageStarted { outline, from_step: 4 });
+            assert_eq!(
+                started,
+                ["stage rl grpo, 20 steps, from step 4, policies main, other, old (league of main)"]
+            );
             let reported = (1..=30).flat_map(|tens| {
                 let detail = Some(format!("training micro-batch {tens} of 120"));
                 let phase = Phase::Train;

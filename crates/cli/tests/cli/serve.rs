@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::stand_in::{Protocol, StandIn};
 use crate::support::Sandbox;
 
 const RECIPE: &str = r#"
@@ -65,7 +66,11 @@ fn serve(sandbox: &Sandbox, more: &[&str]) -> (Serving, Value) {
     let mut child = child.unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
+    let Ok(line) = serde_json::from_str(&line) else {
+        let mut errors = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        panic!("{line}{errors}");
+    };
     (Serving(child), line)
 }
 
@@ -151,6 +156,33 @@ fn other_machines_need_a_key() {
     assert_eq!(post(&server, "/v1/completions", "x-api-key: own\r\n", &body).0, "200");
 }
 
+/// Servers that run already compute the completions; the rows' model has as many tokens as the stand-ins have.
+#[test]
+fn other_servers_compute_the_completions() {
+    let sandbox = trained();
+    for (protocol, engine) in [(Protocol::Vllm, "vllm"), (Protocol::Sglang, "sglang")] {
+        let servers = [StandIn::at(0, protocol), StandIn::at(0, protocol)];
+        let urls =
+            ["--url", &servers[0].url, "--url", &servers[1].url, "--engine", engine, "--max-requests", "64"];
+        let (mut serving, server) = serve(&sandbox, &urls);
+        let body = json!({"prompt": "1+2=", "max_tokens": 12, "logprobs": 0, "n": 4});
+        let (status, answer) = post(&server, "/v1/completions", "", &body);
+        assert_eq!(status, "200", "{answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let texts: Vec<&Value> =
+            answer["choices"].as_array().unwrap().iter().map(|choice| &choice["text"]).collect();
+        assert!(texts.iter().any(|text| **text != *texts[0]), "{texts:?}");
+        let (_, stream) = post(&server, "/v1/completions", "", &json!({"prompt": "1+2=", "stream": true}));
+        assert!(stream.contains("data: [DONE]"), "{stream}");
+        // Both have got the model from its folder.
+        for server in &servers {
+            assert!(server.world.lock().unwrap().admitted > 0);
+        }
+        kill_process(Pid::from_child(&serving.0), Signal::TERM).unwrap();
+        assert_eq!(serving.0.wait().unwrap().code(), Some(0));
+    }
+}
+
 #[test]
 fn the_training_api_is_served_as_well() {
     let sandbox = trained();
@@ -188,6 +220,8 @@ fn wrong_arguments_are_errors_of_usage() {
         (&["serve", "nowhere", "--max-requests", "0"], "--max-requests must be at least 1"),
         (&["serve", "nowhere", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1 port 8000"),
         (&["serve", "nowhere", "--calls", "morse"], "the formats are hermes"),
+        (&["serve", "nowhere", "--engine", "sglang"], "--url"),
+        (&["serve", "nowhere", "--url", "http://127.0.0.1:1", "--threads", "2"], "no effect on the servers"),
         (&["serve", "nowhere", "--train", "x", "--api-key", "own"], "the API key must begin with `tml-`"),
         (&["serve", "nowhere", "--train", "x", "--train-models", "0"], "--train-models must be at least 1"),
         (&["serve", "nowhere", "--train-models", "2"], "--train <DIR>"),

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rloom_collect::{
-    BoundedEngine, EpisodeRunner, EpisodeSettings, EvaluationReport, Evaluator, GroupProgress, GroupRunner,
-    GroupSettings,
+    AgentPolicies, BoundedEngine, EpisodeRunner, EpisodeSettings, EvaluationReport, Evaluator, GroupProgress,
+    GroupRunner, GroupSettings,
 };
 use rloom_core::{Draw, OnUpdate, PolicyId, PolicyVersion, StopReason, Ticket, VersionSpan};
 use rloom_data::{ArithmeticSettings, Cursor, DataSettings, Dataset, Order, Source, Split};
@@ -18,7 +18,7 @@ use rloom_engine::{
     RolloutEngine, RolloutError, RolloutStatistics, SamplingSettings, VersionGranularity, WaitedFor,
     WorkerStatus,
 };
-use rloom_env::SingleTurn;
+use rloom_env::{SingleTurn, Solo};
 use rloom_reward::{Exact, OnError, Reward, Scorer};
 use rloom_text::{CharacterSettings, Tokenizer};
 use tokio::sync::oneshot;
@@ -64,7 +64,7 @@ impl RoundEngine {
     }
 
     /// Computes the requests that have waited longest.
-    fn round(&self) {
+    pub(crate) fn round(&self) {
         let mut rounds = self.rounds();
         rounds.round += 1;
         let now = rounds.round;
@@ -80,7 +80,7 @@ impl RoundEngine {
     }
 
     /// Largest number of requests that the engine had at a time.
-    fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.rounds().most
     }
 }
@@ -176,12 +176,13 @@ pub(crate) fn judged_episodes(
 ) -> Arc<EpisodeRunner<RoundEngine>> {
     let tokenizer = Tokenizer::characters(&CharacterSettings::new(data().alphabet().unwrap())).unwrap();
     let settings = EpisodeSettings {
-        environment: Arc::new(SingleTurn),
+        host: None,
+        world: Arc::new(Solo::new(Arc::new(SingleTurn))),
         tokenizer: Arc::new(tokenizer),
         scorer: Arc::new(Scorer::from_rewards(vec![("exact".to_owned(), 1.0, reward)], on_error)),
         reward_slots: 4,
         context: 64,
-        policy: PolicyId::MAIN,
+        policies: AgentPolicies::default(),
         seed: 1,
         stage: 0,
         stop_tokens: Arc::from([]),

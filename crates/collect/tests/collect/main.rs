@@ -1,5 +1,6 @@
 //! Prompts of rows, engines with a bounded number of requests, and rewards that fail.
 
+mod agents;
 mod bounded;
 mod dropped;
 mod prompts;

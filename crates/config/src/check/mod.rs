@@ -6,6 +6,7 @@ mod environment;
 mod eval;
 mod eval_tables;
 mod model;
+mod policies;
 mod run;
 mod schedule;
 mod shared;
@@ -25,9 +26,10 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     let model = model::check(draft, problems);
     let cluster = draft.cluster.as_ref().and_then(|section| cluster::check(section, problems));
     let eval = draft.eval.as_ref().map(|eval| eval::check(eval, draft, problems));
+    let policies = policies::check(draft, stages.as_deref().unwrap_or_default(), problems);
     if problems.len() > before {
         return None;
     }
     let dtype = draft.model.value.dtype;
-    Some(Config { run, model: model?, dtype, cluster, eval, stages: stages? })
+    Some(Config { run, model: model?, dtype, cluster, policies, eval, stages: stages? })
 }

@@ -1,7 +1,7 @@
 //! `[run]`.
 
 use super::values::{at_least, invalid, out_of_range};
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 use crate::section::Section;
 use crate::settings::RunSettings;
 
@@ -42,6 +42,12 @@ pub(super) fn check(
 /// An invalid `name`.
 pub(super) fn bad_name<T>(section: &Section<T>, name: &str, reason: &str) -> Problem {
     invalid(section, "name", format!("`{}` cannot be \"{name}\": {reason}", section.name("name")))
+}
+
+/// An invalid name of a policy.
+pub(super) fn bad_policy_name<T>(section: &Section<T>, name: &str, reason: &str) -> Problem {
+    Problem::new(Code::OutOfRange, format!("a policy cannot be named \"{name}\": {reason}"))
+        .at(section.node.origin, "")
 }
 
 /// Reason why a name cannot be part of file names.

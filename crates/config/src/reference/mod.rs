@@ -16,6 +16,9 @@ use crate::problem::ConfigErrors;
 use crate::schema::{VALUE_DOCS, schema};
 use crate::settings::Config;
 
+/// Table of the policies, each with a table under its name.
+const POLICIES: &str = "policies";
+
 /// Documentation of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyDoc {
@@ -141,6 +144,9 @@ fn paths(path: &str, value: &toml::Value, found: &mut BTreeSet<String>) {
 
 /// Path of a key in the table at `path`. Tables that stages and evaluation override have the path of the shared table.
 fn child(path: &str, key: &str) -> String {
+    if path == POLICIES {
+        return format!("{POLICIES}.NAME");
+    }
     let overrides = [STAGES, "eval"].contains(&path) && SHARED.contains(&key);
     if overrides { key.to_owned() } else { format!("{path}.{key}") }
 }
@@ -149,7 +155,12 @@ fn child(path: &str, key: &str) -> String {
 fn collect(path: &str, schema: &Value, tables: &mut Vec<TableDoc>) {
     let description = text(schema, "description");
     // Stages are an array of tables, or a table by name.
-    let schema = if path == STAGES { &schema["anyOf"][0]["items"] } else { schema };
+    let schema = match path {
+        STAGES => &schema["anyOf"][0]["items"],
+        POLICIES => &schema["additionalProperties"],
+        _ => schema,
+    };
+    let path = if path == POLICIES { "policies.NAME" } else { path };
     let Some(Value::Object(properties)) = schema.get("properties") else { return };
     let mut table = TableDoc { path: path.to_owned(), description, keys: Vec::new() };
     let mut inner = Vec::new();

@@ -418,3 +418,53 @@ fn domains() {
         ],
     );
 }
+
+#[test]
+fn policies() {
+    const OTHER: &str = "[stage.rl.environment]\nkind = \"chain\"\norder = [\"a\", \"b\"]\n\
+                         agents.b.policy = \"other\"\n[policies.other]\n";
+    let cases: [(&str, &[Code]); 11] = [
+        ("[policies.main]\n", &[Code::OutOfRange]),
+        ("[policies.fourth]\n", &[Code::Unread]),
+        ("frozn = true\n", &[Code::UnknownKey]),
+        ("frozen = true\ntrainer.learning_rate = 1e-3\n", &[Code::Unread]),
+        ("trainer.learning_rate = 0.0\n", &[Code::OutOfRange]),
+        ("league = { of = \"mian\" }\n", &[Code::OutOfRange]),
+        (
+            "frozen = true\nleague = { size = 40, every = 0 }\n",
+            &[Code::Unread, Code::OutOfRange, Code::OutOfRange],
+        ),
+        ("[stage.rl]\nmethod = \"ppo\"\n", &[Code::Conflict]),
+        ("[schedule]\nmax_staleness = 1\npin_version = true\n", &[Code::Conflict]),
+        ("[stage.rl.trainer]\nbackend = \"torch\"\n", &[Code::Conflict]),
+        ("[stage.rl.environment.agents]\na.policy = \"othr\"\n", &[Code::UnknownName]),
+    ];
+    let texts = cases.map(|(text, codes)| {
+        let table = OTHER.to_owned();
+        // A table is defined once.
+        let own = match text.strip_prefix("[stage.rl.environment.agents]\n") {
+            Some(key) => table.replace("[policies.other]\n", &format!("agents.{key}[policies.other]\n")),
+            None => table + text,
+        };
+        (own, codes)
+    });
+    let texts: Vec<(&str, &[Code])> = texts.iter().map(|(text, codes)| (text.as_str(), *codes)).collect();
+    compare("policies", &texts);
+}
+
+#[test]
+fn policies_are_resolved_and_read_again() {
+    const POLICIES: &str = "[policies.other]\nmodel = \"new\"\ntrainer.learning_rate = 1e-3\n\
+                            [policies.fixed]\nmodel = \"folder\"\nfrozen = true\n\
+                            [policies.old]\n\
+                            league = { of = \"other\", every = 5, size = 3, draw = \"uniform\" }\n";
+    const AGENTS: &str = "[stage.environment]\nkind = \"chain\"\norder = [\"a\", \"b\", \"c\"]\n\
+                          agents = { a.policy = \"other\", b.policy = \"fixed\", c.policy = \"old\" }\n";
+    let config = Config::from_text("a.toml", &format!("{POLICIES}{BASE}{AGENTS}"), &[] as &[&str]);
+    let config = config.map_err(|errors| errors.to_string()).unwrap();
+    let again = Config::from_text("a.toml", &config.to_toml(), &[] as &[&str]);
+    assert_eq!(again.map_err(|errors| errors.to_string()).unwrap(), config);
+    let ids: Vec<_> =
+        config.policy_ids().map(|(name, policy, ids)| (name, policy.is_trained(), ids)).collect();
+    assert_eq!(ids, [("fixed", false, 1..2), ("old", false, 2..5), ("other", true, 5..6)]);
+}

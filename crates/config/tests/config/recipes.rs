@@ -42,6 +42,7 @@ fn recipes_are_valid_and_round_trip() {
         "judge.toml",
         "mixed-domains.toml",
         "tic-tac-toe.toml",
+        "two-policies.toml",
     ] {
         assert_round_trip(&recipe(name));
     }

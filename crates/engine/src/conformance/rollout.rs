@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use super::{Verdict, Violation, require};
 use crate::{
     Abort, AdapterFolder, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy,
-    PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutError, SamplingSettings, VersionGranularity,
-    WeightFolder,
+    PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutError, SamplingSettings, TokenSink,
+    VersionGranularity, WeightFolder,
 };
 
 /// The trainer that a rollout engine is compared with.
@@ -64,6 +64,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
         self.requests_wait_for_weights().await?;
         self.answers_are_well_formed().await?;
         self.stops_and_prefixes().await?;
+        self.sinks_receive_first_tokens().await?;
         self.invalid_requests_are_refused().await?;
         self.unsupported_loads_are_refused().await?;
         self.dropped_futures_cancel().await?;
@@ -273,6 +274,40 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
         require(none.tokens.is_empty() && none.stop == StopReason::Length, || {
             format!("a full prefix: {none:?}")
         })
+    }
+
+    /// What a sink receives are the first tokens of the completion, without the prefix; also of one that is aborted.
+    async fn sinks_receive_first_tokens(&self) -> Verdict {
+        let whole = self.complete(&request(1, 0, 12)).await?;
+        let resumed = GenerateRequest { prefix: whole.tokens[..4].to_vec(), ..request(1, 0, 12) };
+        for (plain, is_aborted) in [(request(1, 0, 12), false), (resumed, false), (self.long(13, 0), true)] {
+            // A sink belongs to one submission.
+            for _ in 0..ATTEMPTS {
+                let (sink, mut tokens) = TokenSink::channel();
+                let submitted = GenerateRequest { sink: Some(sink), ..plain.clone() };
+                let answer = self.engine.generate(submitted);
+                if is_aborted {
+                    self.until_running().await?;
+                    self.soon("an abort", self.engine.abort(Abort::Group(13))).await?.map_err(failed)?;
+                }
+                let made = match self.soon("a completion", answer).await? {
+                    Err(error) if error.is_retryable() => continue,
+                    answer => answer.map_err(failed)?,
+                };
+                let mut received = Vec::new();
+                while let Ok(token) = tokens.try_recv() {
+                    received.push(token);
+                }
+                let sampled = made.tokens.iter().zip(&made.logprobs);
+                let is_first = received.len() <= made.tokens.len()
+                    && received.iter().zip(sampled).all(|(sent, own)| (&sent.token, &sent.logprob) == own);
+                require(is_first, || {
+                    format!("a sink received {received:?}, which {:?} does not begin with", made.tokens)
+                })?;
+                break;
+            }
+        }
+        Ok(())
     }
 
     async fn invalid_requests_are_refused(&self) -> Verdict {

@@ -399,6 +399,7 @@ impl<'a, E: TrainEngine> TrainSuite<'a, E> {
                 };
                 trajectories.push(Trajectory {
                     key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
+                    agent: None,
                     tokens: (0..length).map(token).collect(),
                     spans: vec![
                         Span::new(Author::Prompt, 0..prompt),

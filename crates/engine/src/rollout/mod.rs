@@ -5,6 +5,7 @@ mod engine;
 mod engine_settings;
 mod error;
 mod request;
+mod router;
 mod settings;
 mod status;
 mod stream;
@@ -14,6 +15,7 @@ pub use engine::{Abort, Health, RolloutEngine};
 pub use engine_settings::{RolloutEngineSettings, ServerSettings, TensorParallel, WeightTransfer};
 pub use error::{InvalidReason, RequestName, RolloutError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
+pub use router::PolicyRouter;
 pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
 pub use status::{
     DraftStatistics, RequestTime, RequestTimes, RolloutStatistics, WorkerActivity, WorkerStatus,

@@ -263,6 +263,7 @@ mod tests {
         let n = prompt + policy;
         Trajectory {
             key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
+            agent: None,
             tokens: (0..n as u32).map(|i| i + 100 * ticket as u32).collect(),
             spans: vec![
                 Span::new(Author::Prompt, 0..prompt),

@@ -57,7 +57,7 @@ impl Rules for ConnectFourSettings {
 
 const COLUMNS: usize = 7;
 const ROWS: usize = 6;
-const CELLS: usize = COLUMNS * ROWS;
+pub(super) const CELLS: usize = COLUMNS * ROWS;
 /// Bits of a column: its rows and an empty one above, so that lines do not continue in the next column.
 const STRIDE: usize = ROWS + 1;
 /// Default of `depth`.
@@ -65,7 +65,7 @@ const DEPTH: u32 = 2;
 
 /// Discs as bits, from the bottom of the first column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Board {
+pub(super) struct Board {
     /// Discs of the player that moves next.
     mover: u64,
     /// Discs of the player that moved last.
@@ -80,17 +80,22 @@ impl Board {
         bits.count_ones() as usize
     }
 
-    fn moves(&self) -> Vec<usize> {
+    /// Number of discs.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn moves(&self) -> Vec<usize> {
         (0..COLUMNS).filter(|&column| self.height(column) < ROWS).collect()
     }
 
-    fn with(&self, column: usize) -> Self {
+    pub(super) fn with(&self, column: usize) -> Self {
         let disc = 1 << (column * STRIDE + self.height(column));
         Self { mover: self.other, other: self.mover | disc, count: self.count + 1 }
     }
 
     /// The player that moved last has four in a line.
-    fn is_won(&self) -> bool {
+    pub(super) fn is_won(&self) -> bool {
         [1, STRIDE - 1, STRIDE, STRIDE + 1].iter().any(|step| {
             let pairs = self.other & (self.other >> step);
             pairs & (pairs >> (2 * step)) != 0
@@ -125,7 +130,7 @@ impl Board {
         values.into_iter().filter(|(_, value)| Some(*value) == best).map(|(column, _)| column).collect()
     }
 
-    fn text(&self, separator: &str) -> String {
+    pub(super) fn text(&self, separator: &str) -> String {
         let (x, o) =
             if self.count.is_multiple_of(2) { (self.mover, self.other) } else { (self.other, self.mover) };
         let cell = |row: usize, column: usize| match 1u64 << (column * STRIDE + row) {

@@ -28,7 +28,7 @@ impl Rules for KuhnPokerSettings {
 }
 
 /// The cards in ascending order.
-const CARDS: [&str; 3] = ["J", "Q", "K"];
+pub(super) const CARDS: [&str; 3] = ["J", "Q", "K"];
 
 #[derive(Debug)]
 struct Deal {

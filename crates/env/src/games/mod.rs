@@ -16,6 +16,7 @@ mod settings;
 mod sokoban;
 mod sudoku;
 mod tic_tac_toe;
+mod versus;
 mod wordle;
 
 use std::fmt::Debug;
@@ -33,6 +34,7 @@ pub(crate) use playing::Playing;
 pub use sokoban::SokobanSettings;
 pub use sudoku::SudokuSettings;
 pub use tic_tac_toe::TicTacToeSettings;
+pub use versus::{SelfPlaySettings, VersusGame};
 pub use wordle::WordleSettings;
 
 /// Settings of a game: its rules.
@@ -71,6 +73,16 @@ pub(crate) trait Game: Debug + Send {
 
     /// The position for a person.
     fn board(&self) -> String;
+}
+
+/// An answer without a game.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error("the answer {answer:?} does not contain a game")]
+#[diagnostic(help("write it as {form}, like the `{game}` generator"))]
+pub(crate) struct InvalidGame {
+    pub(crate) answer: String,
+    pub(crate) game: &'static str,
+    pub(crate) form: &'static str,
 }
 
 /// Consequence of a move.
@@ -137,6 +149,12 @@ impl Draws {
     /// Choices of suggested moves.
     pub(crate) fn suggestions(episode: RandomKey) -> Self {
         Self::new(episode, SUGGESTIONS)
+    }
+
+    /// A seed for a generator of another library, which may accept 32 bits only.
+    pub(crate) fn seed(&mut self) -> u32 {
+        self.position += 1;
+        self.stream.bits(self.position - 1) as u32
     }
 
     /// Uniform in 0 ≤ x < 1.

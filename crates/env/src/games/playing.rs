@@ -3,7 +3,7 @@ use std::future::ready;
 use rloom_core::{EarlierReasoning, RandomKey, Task};
 use rloom_text::{TextError, Tokenizer};
 
-use super::{Draws, Game, Rules};
+use super::{Draws, Game, InvalidGame, Rules};
 use crate::dialogue::{Dialogue, after_reasoning};
 use crate::environment::View;
 use crate::{BoxFuture, EnvError, Environment, Interaction, Next, Response, Start, Turn, render_prompt};
@@ -25,16 +25,6 @@ pub(crate) struct Limits {
     pub(crate) illegal_reward: f64,
     pub(crate) illegal_ends: bool,
     pub(crate) earlier_reasoning: EarlierReasoning,
-}
-
-/// An answer without a game.
-#[derive(Debug, miette::Diagnostic, thiserror::Error)]
-#[error("the answer {answer:?} does not contain a game")]
-#[diagnostic(help("write it as {form}, like the `{game}` generator"))]
-struct InvalidGame {
-    answer: String,
-    game: &'static str,
-    form: &'static str,
 }
 
 impl<R: Rules> Playing<R> {

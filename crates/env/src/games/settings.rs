@@ -69,8 +69,8 @@ macro_rules! game_settings {
                 self.earlier_reasoning
             }
 
-            fn alphabet(&self) -> &'static str {
-                <Self as $crate::games::Rules>::ALPHABET
+            fn alphabet(&self) -> String {
+                (<Self as $crate::games::Rules>::ALPHABET).to_owned()
             }
 
             fn environment(

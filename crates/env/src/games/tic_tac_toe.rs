@@ -46,26 +46,26 @@ impl Rules for TicTacToeSettings {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Mark {
+pub(super) enum Mark {
     X,
     O,
 }
 
 /// The end of a game.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Won(Mark),
     Draw,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Board([Option<Mark>; 9]);
+pub(super) struct Board([Option<Mark>; 9]);
 
 const LINES: [[usize; 3]; 8] =
     [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
 
 impl Board {
-    fn read(text: &str) -> Option<Self> {
+    pub(super) fn read(text: &str) -> Option<Self> {
         let mut cells = [None; 9];
         let mut rows = 0;
         for (r, row) in text.split('/').enumerate() {
@@ -92,21 +92,21 @@ impl Board {
     }
 
     /// The mark that moves next.
-    fn mover(&self) -> Mark {
+    pub(super) fn mover(&self) -> Mark {
         if self.count(Mark::X) == self.count(Mark::O) { Mark::X } else { Mark::O }
     }
 
-    fn with(mut self, cell: usize) -> Self {
+    pub(super) fn with(mut self, cell: usize) -> Self {
         self.0[cell] = Some(self.mover());
         self
     }
 
-    fn empty(&self) -> Vec<usize> {
+    pub(super) fn empty(&self) -> Vec<usize> {
         (0..9).filter(|&cell| self.0[cell].is_none()).collect()
     }
 
     /// The end of the game; `None` while it is open.
-    fn result(&self) -> Option<End> {
+    pub(super) fn result(&self) -> Option<End> {
         for line in LINES {
             if let Some(first) = self.0[line[0]]
                 && line.iter().all(|&cell| self.0[cell] == Some(first))
@@ -130,7 +130,7 @@ impl Board {
         cells.into_iter().filter(|&cell| Some(-self.with(cell).value()) == best).collect()
     }
 
-    fn text(&self, separator: &str) -> String {
+    pub(super) fn text(&self, separator: &str) -> String {
         let cell = |cell: &Option<Mark>| match cell {
             Some(Mark::X) => 'X',
             Some(Mark::O) => 'O',

@@ -6,7 +6,7 @@ use rloom_function::Host;
 use serde_json::Value;
 
 use super::EnvironmentUnusable;
-use crate::Environment;
+use crate::{AgentSpec, Environment, World};
 
 /// Settings of one kind of environment. The defaults are those of a game of this program.
 pub(crate) trait Kind {
@@ -31,6 +31,21 @@ pub(crate) trait Kind {
         true
     }
 
+    /// The generator whose tasks it plays, if that is another than the one with its name.
+    fn game(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The agents of an environment with several; empty otherwise.
+    fn agents(&self) -> Vec<AgentSpec> {
+        Vec::new()
+    }
+
+    /// Creates an environment with several agents.
+    fn world(&self) -> Option<Arc<dyn World>> {
+        None
+    }
+
     /// What the policy sees of earlier turns; `None` if there are none.
     fn history(&self) -> Option<&History> {
         None
@@ -42,7 +57,7 @@ pub(crate) trait Kind {
     }
 
     /// All characters of the observations.
-    fn alphabet(&self) -> &str;
+    fn alphabet(&self) -> String;
 
     /// Makes paths absolute.
     fn make_absolute(&mut self) {}
@@ -67,7 +82,7 @@ pub(crate) trait Kind {
         Ok(Vec::new())
     }
 
-    /// Creates the environment with a full history.
+    /// Creates the environment of a single agent with a full history.
     fn environment(
         &self,
         timeout: Duration,

@@ -18,13 +18,15 @@ use serde_json::Value;
 
 pub(crate) use kind::Kind;
 
+use crate::agent::AgentEnvironment;
 use crate::games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings,
-    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+    SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
+use crate::graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
 use crate::history::Remembering;
 use crate::single_turn::NoKeys;
-use crate::{Environment, GuessSettings, ToolsEnvironment};
+use crate::{AgentSpec, Environment, GuessSettings, Solo, ToolsEnvironment, World};
 
 table::environments! {
     /// One completion per prompt. The default.
@@ -53,6 +55,18 @@ table::environments! {
     Python(PythonEnvironment) = "python",
     /// Tools that the policy calls.
     Tools(ToolsEnvironment) = "tools",
+    /// Agents that take turns in a given order.
+    Chain(ChainSettings) = "chain",
+    /// Agents that speak in turns until one of them ends the conversation.
+    Conversation(ConversationSettings) = "conversation",
+    /// Agents that answer, read the others' answers and answer again.
+    Debate(DebateSettings) = "debate",
+    /// Agents that answer, and one that makes one answer of theirs.
+    Mixture(MixtureSettings) = "mixture",
+    /// A game of two agents that play each other.
+    SelfPlay(SelfPlaySettings) = "self_play",
+    /// An agent outside of this program that calls the policy over HTTP.
+    Agent(AgentEnvironment) = "agent",
 }
 
 /// An environment that cannot be created.
@@ -66,6 +80,18 @@ pub enum EnvironmentUnusable {
     #[error("`environment`: {0}")]
     #[diagnostic(forward(0))]
     Tools(#[from] ToolError),
+    /// An environment with several agents, where a single one acts.
+    #[error(
+        "`environment`: it has several agents, and demonstrations and `rloom env play` have one; set an environment with a \
+         single one there"
+    )]
+    SeveralAgents,
+    /// An agent whose program does not exist.
+    #[error("`environment`: there is no program `{program}`")]
+    Agent {
+        /// The program.
+        program: String,
+    },
 }
 
 impl EnvironmentSettings {
@@ -110,13 +136,18 @@ impl EnvironmentSettings {
 
     /// The generator whose tasks the environment plays; `None` if it plays those of any generator.
     pub fn generator(&self) -> Option<&'static str> {
-        self.kind().is_game().then_some(self.name())
+        self.kind().game().or_else(|| self.kind().is_game().then_some(self.name()))
+    }
+
+    /// The agents of an environment with several; empty if it has a single one.
+    pub fn agents(&self) -> Vec<AgentSpec> {
+        self.kind().agents()
     }
 
     /// All characters of the observations, for the alphabet of a character tokenizer.
     pub fn alphabet(&self) -> String {
         let request = self.summary().map_or("", |summary| &summary.request);
-        self.kind().alphabet().to_owned() + request
+        self.kind().alphabet() + request
     }
 
     /// Makes the path of a Python file absolute, so that it does not depend on the working directory.
@@ -136,6 +167,14 @@ impl EnvironmentSettings {
         self.kind().processes()
     }
 
+    /// The agent, if episodes are played outside of this program.
+    pub fn agent(&self) -> Option<&AgentEnvironment> {
+        match self {
+            Self::Agent(settings) => Some(settings),
+            _ => None,
+        }
+    }
+
     /// Loads the Python function, if it is one, on the machines of `host` or on this one.
     pub fn check(&self, host: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
         self.kind().check(host)
@@ -146,7 +185,7 @@ impl EnvironmentSettings {
         self.kind().declared_tools()
     }
 
-    /// Creates the environment; `timeout` limits each answer of a Python function, whose processes start on the machines of
+    /// Creates the environment of a single agent; `timeout` limits each answer of a Python function, whose processes start on the machines of
     /// `host` or on this one.
     pub fn environment(
         &self,
@@ -158,5 +197,17 @@ impl EnvironmentSettings {
             Some(history) => Remembering::wrap(environment, history),
             None => environment,
         })
+    }
+
+    /// Creates the environment as a world, as [`environment`](Self::environment) does.
+    pub fn world(
+        &self,
+        timeout: Duration,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<Arc<dyn World>, EnvironmentUnusable> {
+        match self.kind().world() {
+            Some(world) => Ok(world),
+            None => Ok(Arc::new(Solo::new(self.environment(timeout, host)?))),
+        }
     }
 }

@@ -7,10 +7,13 @@ use serde_json::{Map, Value};
 
 use super::counters::Counters;
 use super::dialogue::{CallResult, ToolDialogue};
+use super::earlier::WithoutReasoning;
 use super::failed;
 use super::recorded::{RecordedProblem, result_text};
 use super::settings::{OnMalformed, ToolsEnvironment};
-use crate::{BoxFuture, EnvError, Interaction, Next, Observation, RecordedResponse, Response, Turn};
+use crate::{
+    BoxFuture, EnvError, Interaction, NewSegment, Next, Observation, RecordedResponse, Response, Turn,
+};
 
 /// One episode.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct ToolEpisode {
     counters: Arc<Counters>,
     /// The next turn begins inside of the policy's reasoning.
     reasons: bool,
+    /// The episode without earlier reasoning, if a turn after reasoning begins a new segment.
+    without_reasoning: Option<WithoutReasoning>,
     turns: u32,
     calls: u32,
     is_masked: bool,
@@ -43,6 +48,7 @@ impl ToolEpisode {
         settings: Arc<ToolsEnvironment>,
         counters: Arc<Counters>,
         reasons: bool,
+        without_reasoning: Option<WithoutReasoning>,
     ) -> Self {
         let tools = toolbox.open();
         Self {
@@ -53,6 +59,7 @@ impl ToolEpisode {
             settings,
             counters,
             reasons,
+            without_reasoning,
             turns: 0,
             calls: 0,
             is_masked: false,
@@ -93,11 +100,33 @@ impl ToolEpisode {
         }
         let fates = self.begin(&calls);
         let results = self.results(&calls, fates).await?;
-        let (tokens, reasons) =
-            self.dialogue.observe(turn, &results).map_err(|source| self.text_error(source))?;
-        self.reasons = reasons;
+        let next = self.observe(turn, &results)?;
         self.is_masked = self.masks(&calls);
-        Ok(Response { next: Next::Observation(Observation::from(tokens)), reward })
+        Ok(Response { next, reward })
+    }
+
+    /// What follows a turn with results.
+    fn observe(&mut self, turn: &Turn, results: &[CallResult]) -> Result<Next, EnvError> {
+        let (tokens, reasons) =
+            self.dialogue.observe(turn, results).map_err(|source| self.text_error(source))?;
+        let prompt = self.drop_reasoning(turn, &tokens)?;
+        self.reasons = reasons;
+        Ok(match prompt {
+            Some(prompt) => Next::NewSegment(NewSegment {
+                prompt,
+                observed: tokens.len(),
+                attachments: Vec::new(),
+                state: None,
+            }),
+            None => Next::Observation(Observation::from(tokens)),
+        })
+    }
+
+    /// The prompt of a new segment, if one begins after a turn and the observation that follows it.
+    fn drop_reasoning(&mut self, turn: &Turn, observation: &[u32]) -> Result<Option<Vec<u32>>, EnvError> {
+        let Some(without) = &mut self.without_reasoning else { return Ok(None) };
+        let prompt = without.add(&turn.tokens, self.reasons, observation);
+        prompt.map_err(|source| EnvError::Text { task: self.task, source })
     }
 
     fn masks(&self, calls: &[CallAttempt]) -> bool {
@@ -141,10 +170,7 @@ impl ToolEpisode {
         if self.ends(turn, &calls) {
             return Ok(Response { next: Next::Done, reward });
         }
-        let (tokens, reasons) =
-            self.dialogue.observe(turn, &results).map_err(|source| self.text_error(source))?;
-        self.reasons = reasons;
-        Ok(Response { next: Next::Observation(Observation::from(tokens)), reward })
+        Ok(Response { next: self.observe(turn, &results)?, reward })
     }
 
     /// Recorded results of the calls of a turn. Each call must be one that would run.
@@ -211,6 +237,7 @@ impl ToolEpisode {
         };
         let results: Vec<CallResult> = calls.iter().enumerate().map(result).collect();
         self.dialogue.observe(turn, &results).map_err(|source| self.text_error(source))?;
+        self.drop_reasoning(turn, observation)?;
         self.reasons =
             self.dialogue.ends_in_reasoning(observation).map_err(|source| self.text_error(source))?;
         Ok(())
@@ -227,8 +254,11 @@ impl Interaction for ToolEpisode {
         turn: &'a Turn,
         recorded: &'a RecordedResponse,
     ) -> BoxFuture<'a, Result<(), EnvError>> {
-        let observation = recorded.observation.as_deref().unwrap_or_default();
-        Box::pin(std::future::ready(self.recall_turn(turn, observation)))
+        let observation = match &recorded.segment {
+            Some(segment) => segment.prompt.get(segment.prompt.len().saturating_sub(segment.observed)..),
+            None => recorded.observation.as_deref(),
+        };
+        Box::pin(std::future::ready(self.recall_turn(turn, observation.unwrap_or_default())))
     }
 
     fn step_with_results<'a>(

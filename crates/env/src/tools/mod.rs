@@ -5,6 +5,7 @@
 
 mod counters;
 mod dialogue;
+mod earlier;
 mod episode;
 mod recorded;
 mod settings;
@@ -12,7 +13,7 @@ mod settings;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{PromptSource, RandomKey, Task};
+use rloom_core::{EarlierReasoning, PromptSource, RandomKey, Task};
 use rloom_text::calls::CallFormat;
 use rloom_text::{RenderOptions, Tokenizer};
 use rloom_tools::{ToolError, Toolbox};
@@ -23,6 +24,7 @@ pub use settings::{OnMalformed, OnResume, ToolsEnvironment};
 use crate::{BoxFuture, EnvError, Environment, Start};
 use counters::Counters;
 use dialogue::ToolDialogue;
+use earlier::WithoutReasoning;
 use episode::ToolEpisode;
 
 const NAME: &str = "tools";
@@ -72,6 +74,7 @@ impl Tools {
             }
         };
         let reasons = dialogue::opens_reasoning(&tokenizer.decode(&prompt, false).map_err(text_error)?);
+        let drops = self.settings.earlier_reasoning == EarlierReasoning::NewSegment;
         let episode = ToolEpisode::new(
             task.index,
             self.toolbox.clone(),
@@ -79,6 +82,7 @@ impl Tools {
             Arc::clone(&self.settings),
             Arc::clone(&self.counters),
             reasons,
+            drops.then(|| WithoutReasoning::new(tokenizer, &prompt)),
         );
         Ok(Start { prompt, attachments: Vec::new(), state: None, interaction: Box::new(episode) })
     }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{History, SettingError, SettingProblem, ValueRange};
+use rloom_core::{EarlierReasoning, History, SettingError, SettingProblem, ValueRange};
 use rloom_function::Host;
 use rloom_text::calls::CallFormat;
 use rloom_tools::ToolSettings;
@@ -79,6 +79,10 @@ pub struct ToolsEnvironment {
     /// What the policy sees of earlier turns: `"full"`, all of them, or a table with `window` or `summary`. Default: `"full"`.
     #[serde(default, skip_serializing_if = "History::is_full")]
     pub history: History,
+    /// Reasoning of earlier turns: `"keep"`, in the same segment, or `"new_segment"`, without it, for chat templates that drop it
+    /// between calls. Default: `"keep"`.
+    #[serde(default, skip_serializing_if = "EarlierReasoning::is_kept")]
+    pub earlier_reasoning: EarlierReasoning,
     /// All characters of the results that tasks do not have, for models with a character tokenizer.
     #[serde(default)]
     pub alphabet: String,
@@ -97,6 +101,7 @@ keys!(ToolsEnvironment {
     max_result_tokens: u64,
     on_resume: OnResume,
     history: History,
+    earlier_reasoning: EarlierReasoning,
     alphabet: String,
 });
 
@@ -140,6 +145,7 @@ impl ToolsEnvironment {
             max_result_tokens: max_result_tokens(),
             on_resume: OnResume::default(),
             history: History::Full,
+            earlier_reasoning: EarlierReasoning::default(),
             alphabet: String::new(),
         }
     }
@@ -201,8 +207,12 @@ impl Kind for ToolsEnvironment {
         Some(&self.history)
     }
 
-    fn alphabet(&self) -> &str {
-        &self.alphabet
+    fn earlier_reasoning(&self) -> EarlierReasoning {
+        self.earlier_reasoning
+    }
+
+    fn alphabet(&self) -> String {
+        self.alphabet.clone()
     }
 
     fn make_absolute(&mut self) {

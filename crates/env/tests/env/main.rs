@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
+mod agents;
 mod attempts;
 mod conforming;
 mod conversations;
@@ -14,5 +15,7 @@ mod reasoning;
 mod segments;
 mod settings;
 mod support;
+mod tool_reasoning;
 mod tools;
 mod unrendered;
+mod worlds;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rloom_core::{StopReason, Trajectory};
+use rloom_core::{RandomKey, StopReason, Trajectory};
 use rloom_env::{Attempt, EnvError, PythonEnvironment, PythonPlays, conformance};
 
 use crate::support::{chat_task, game, one, random, tokenizer, tokens, turn};
@@ -149,4 +149,26 @@ fn mistakes_of_an_environment_name_themselves() {
     );
     assert_eq!(played(&endless, &["1", "2", "3", "4"]).unwrap().steps().count(), 4);
     assert!(matches!(played(&endless, &["1", "2", "3", "4", "5"]), Err(EnvError::Over { .. })));
+}
+
+/// The prompt of a group's episodes is the same, what follows by chance is not, and an episode that is played again repeats it.
+#[test]
+fn each_episode_of_a_group_has_a_seed_of_its_own() {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "def play(task, seed, episode_seed):\n    yield str(seed)\n    yield str(episode_seed)\n";
+    let environment = environment(&folder, source);
+    let seen = |sample| {
+        let random = RandomKey { sample, ..random() };
+        let mut attempt = wait(Attempt::start(&environment, &game(7), &tokenizer(), 1000, random)).unwrap();
+        let prompt = attempt.tokens().to_vec();
+        wait(attempt.turn(turn(&tokens("1<|eos|>"), StopReason::StopToken))).unwrap();
+        (prompt.clone(), attempt.tokens()[prompt.len()..].to_vec())
+    };
+    let (first, second, again) = (seen(0), seen(1), seen(0));
+    assert_eq!(first, again);
+    assert_eq!(first.0, second.0);
+    assert_ne!(first.1, second.1);
 }

@@ -21,7 +21,7 @@ fn tokenizer() -> Tokenizer {
 }
 
 /// The tokenizer with a changed template.
-fn tokenizer_with(change: impl FnOnce(String) -> String) -> Tokenizer {
+pub(crate) fn tokenizer_with(change: impl FnOnce(String) -> String) -> Tokenizer {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/golden");
     let folder = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -35,7 +35,7 @@ fn tokenizer_with(change: impl FnOnce(String) -> String) -> Tokenizer {
 
 /// Tools of the tests. `slow` returns once `fast` has run.
 #[derive(Debug)]
-struct TestTools {
+pub(crate) struct TestTools {
     tools: Vec<ToolDeclaration>,
     calls: AtomicUsize,
     has_run: Mutex<bool>,
@@ -43,7 +43,7 @@ struct TestTools {
 }
 
 impl TestTools {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let tool = |name: &str| {
             serde_json::from_value(
                 json!({"name": name, "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}),
@@ -82,32 +82,32 @@ impl Source for TestTools {
     }
 }
 
-fn settings() -> ToolsEnvironment {
+pub(crate) fn settings() -> ToolsEnvironment {
     let calculator: ToolSettings = serde_json::from_value(json!({"kind": "calculator"})).unwrap();
     ToolsEnvironment::new(vec![calculator])
 }
 
-fn environment(source: &Arc<TestTools>, settings: &ToolsEnvironment) -> Tools {
+pub(crate) fn environment(source: &Arc<TestTools>, settings: &ToolsEnvironment) -> Tools {
     let source: Arc<dyn Source> = Arc::<TestTools>::clone(source);
     Tools::of_toolbox(Toolbox::of_sources(vec![source], Duration::from_mins(1)).unwrap(), settings)
 }
 
-fn question() -> Task {
+pub(crate) fn question() -> Task {
     Task { prompt: PromptSource::Messages(vec![ChatMessage::new("user", "How?")]), ..task("") }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-fn call(name: &str, x: &str) -> String {
+pub(crate) fn call(name: &str, x: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"x\": \"{x}\"}}}}\n</tool_call>")
 }
 
 /// An episode that is played turn by turn.
-struct Played {
-    tokenizer: Tokenizer,
-    attempt: Attempt,
+pub(crate) struct Played {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) attempt: Attempt,
 }
 
 impl Played {
@@ -115,18 +115,23 @@ impl Played {
         Self::start_with(tokenizer(), environment, task)
     }
 
-    fn start_with(tokenizer: Tokenizer, environment: &Tools, task: &Task) -> Self {
+    pub(crate) fn start_with(tokenizer: Tokenizer, environment: &Tools, task: &Task) -> Self {
         let attempt = block_on(Attempt::start(environment, task, &tokenizer, 4000, random())).unwrap();
         Self { tokenizer, attempt }
     }
 
-    fn written(&self, text: &str) -> rloom_env::Turn {
+    pub(crate) fn written(&self, text: &str) -> rloom_env::Turn {
         let tokens = self.tokenizer.encode(&format!("{text}<|stop|>"), false).unwrap();
         turn(&tokens, StopReason::StopToken)
     }
 
+    /// Plays a turn.
+    pub(crate) fn advance(&mut self, text: &str) -> Progress {
+        block_on(self.attempt.turn(self.written(text))).unwrap()
+    }
+
     /// Plays a turn; returns what the environment appended.
-    fn play(&mut self, text: &str) -> Result<(Progress, String), EnvError> {
+    pub(crate) fn play(&mut self, text: &str) -> Result<(Progress, String), EnvError> {
         let turn = self.written(text);
         let end = self.attempt.tokens().len() + turn.tokens.len();
         let progress = block_on(self.attempt.turn(turn))?;

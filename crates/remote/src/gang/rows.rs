@@ -75,6 +75,7 @@ mod tests {
         let n = prompt + policy;
         Trajectory {
             key: SampleKey { ticket: Ticket(1), sample, segment: 0 },
+            agent: None,
             tokens: (0..n as u32)
                 .map(|i| if (i as usize) < prompt { i } else { 100 * (sample + 1) + i })
                 .collect(),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::expression::Expression;
 use super::lexer::{Reading, tokens};
+use super::outward::with_outward_brackets;
 use super::reader::Reader;
 use super::token::{Relation, Spaced, Token};
 use super::unit::Unit;
@@ -91,7 +92,8 @@ pub(crate) fn read(text: &str, reading: &Reading, work: &Work) -> Option<Form> {
             _ => break,
         }
     }
-    Reader { letters: &reading.letters, plus: None, nesting: 0, work }.list(tokens)
+    let reader = Reader { letters: &reading.letters, plus: None, nesting: 0, work };
+    reader.list(tokens).or_else(|| reader.list(&with_outward_brackets(tokens)?))
 }
 
 /// Strips white space, emphasis, quotes and the full stop of a sentence.

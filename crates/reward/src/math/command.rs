@@ -60,6 +60,8 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
         // Arguments
         "frac" | "dfrac" | "tfrac" | "cfrac" => return two_arguments(lexer, Token::Fraction, end),
         "binom" | "dbinom" | "tbinom" => return two_arguments(lexer, Token::Binomial, end),
+        "choose" => return lexer.between(Token::Binomial),
+        "over" => return lexer.between(Token::Fraction),
         "sqrt" => return root(lexer, end),
         "text" | "textbf" | "textit" | "textrm" | "mbox" | "mathrm" | "mathbf" | "mathit" | "mathsf"
         | "operatorname" | "emph" => return lexer.inside(true),
@@ -68,7 +70,9 @@ pub(super) fn read(lexer: &mut Lexer<'_>, end: usize) -> Option<()> {
             return lexer.push(if name == "R" { Token::Reals } else { Token::Variable(name) });
         }
         // Repeating digits, or a line segment.
-        "overline" | "bar" if lexer.decimals.is_some() => return lexer.repeating(),
+        "overline" | "bar" | "dot" if lexer.decimals.is_some() => return lexer.repeating(),
+        // A box around the rest: `\boxed 12`.
+        "boxed" | "fbox" if lexer.is_without_argument() => return Some(()),
         "boxed" | "fbox" | "vec" | "overrightarrow" | "hat" | "overline" | "bar" => {
             return lexer.inside(false);
         }

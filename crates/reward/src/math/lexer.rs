@@ -173,6 +173,9 @@ impl Lexer<'_> {
         if c == '^' && self.degree_sign() {
             return self.push(Token::Degree);
         }
+        if matches!(c, '\'' | '′' | '"' | '″') {
+            return self.part_of_degree();
+        }
         let two = |a: char, b: char| c == a && self.peek(1) == Some(b);
         let pair = if two('<', '=') {
             Some(Token::Relation(Relation::AtMost))

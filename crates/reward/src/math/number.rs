@@ -42,6 +42,9 @@ impl Lexer<'_> {
                 // `0.\overline{3}`
                 self.at += 1;
                 whole = false;
+            } else if self.has_digits_in_brackets() {
+                // `0.(3)`; after decimals, brackets are a factor.
+                return self.repeating_in_brackets(&digits);
             }
         }
         let exponent = self.exponent();
@@ -129,14 +132,35 @@ impl Lexer<'_> {
         Some(if negative { -value } else { value })
     }
 
+    /// True if digits in brackets follow the decimal point at the current position.
+    fn has_digits_in_brackets(&self) -> bool {
+        let Some(inside) = self.chars[self.at + 1..].strip_prefix(&['(']) else { return false };
+        let length = inside.iter().take_while(|c| c.is_ascii_digit()).count();
+        length > 0 && inside.get(length) == Some(&')')
+    }
+
+    /// `0.(36)`, of which `0` has been read.
+    fn repeating_in_brackets(&mut self, whole: &str) -> Option<()> {
+        self.push(Token::Number(Rational::decimal(whole, 0, 0)?, false))?;
+        self.skip(2);
+        let digits = self.digits();
+        self.skip(1);
+        self.repeated(&digits, 0)
+    }
+
     /// `\overline{36}` after a number.
     pub(super) fn repeating(&mut self) -> Option<()> {
         let decimals = self.decimals?;
         let digits = self.raw_group()?;
+        self.repeated(&digits, decimals)
+    }
+
+    /// Digits that repeat after a number of decimals.
+    fn repeated(&mut self, digits: &str, decimals: usize) -> Option<()> {
         if digits.is_empty() || digits.len() > 40 || !digits.chars().all(|c| c.is_ascii_digit()) {
             return None;
         }
-        let value = Rational::decimal(&digits, decimals, 0)?;
+        let value = Rational::decimal(digits, decimals, 0)?;
         let nines = Rational::integer(10).power(digits.len() as i64)?.add(&Rational::integer(-1))?;
         self.push(Token::Repeating(value.divide(&nines)?))
     }

@@ -29,6 +29,7 @@ fn score(settings: &RewardSettings, domain: &str, answer: &str, text: &str) -> R
     };
     let trajectory = Trajectory {
         key: SampleKey::default(),
+        agent: None,
         tokens: vec![0; 4],
         spans: vec![Span::new(Author::Prompt, 0..1), Span::new(Author::Policy, 1..4)],
         logprobs: vec![-1.0; 3],

@@ -29,6 +29,7 @@ fn task(answer: &str, row: Value) -> Task {
 pub(crate) fn trajectory(stop: StopReason, sample: u32) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(1), sample, segment: 0 },
+        agent: None,
         tokens: vec![0; 4],
         spans: vec![Span::new(Author::Prompt, 0..2), Span::new(Author::Policy, 2..4)],
         logprobs: vec![-1.0; 2],

@@ -38,6 +38,7 @@ fn trajectory(tokens: usize, stop: StopReason, sample: u32) -> Trajectory {
     let span = Span::new;
     Trajectory {
         key: SampleKey { ticket: Ticket(11), sample, segment: 0 },
+        agent: None,
         tokens: vec![0; 3 + tokens],
         spans: vec![span(Author::Prompt, 0..3), span(Author::Policy, 3..3 + tokens)],
         logprobs: vec![-1.0; tokens],

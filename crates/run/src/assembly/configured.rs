@@ -25,13 +25,14 @@ use rloom_store::{StoreError, disk};
 use rloom_wire::Options;
 
 use super::functions::FunctionHosts;
+use super::further::FurtherEngines;
 use super::placement::{self, Offer, Place, Placement, Slots, model_places};
 use super::ranks::NodeRanks;
 use super::rollout::ConfiguredRollout;
 use super::servers::{ServerPlan, Servers, connect};
 use super::train::ConfiguredTrainer;
 use super::transfer;
-use super::{EmbeddedEngines, EngineFactory, StageStart};
+use super::{EmbeddedEngines, EngineFactory, PolicyEngines, StageStart};
 use crate::control::Control;
 use crate::{Policy, RunError};
 
@@ -228,6 +229,7 @@ impl ConfiguredEngines {
                 .then(|| gang("critic", PolicyHeads::Critic, false))
                 .transpose()?,
             prm: prm.as_ref().map(|_| gang("prm", PolicyHeads::Policy, true)).transpose()?,
+            further: Vec::new(),
         })
     }
 
@@ -290,7 +292,7 @@ impl ConfiguredEngines {
     }
 
     /// A folder as the publication of a version.
-    fn open_folder(folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
+    pub(super) fn open_folder(folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
         Ok(PublishedPolicy {
             policy: PolicyId::MAIN,
             version,
@@ -331,10 +333,15 @@ impl EngineFactory for ConfiguredEngines {
         if let Some(ranks) = stage.trainer.ranks() {
             return self.gangs(stage, ranks, threads, &start);
         }
-        let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
+        let Models { policy, critic, prm, .. } = self.embedded.models(stage, threads, start)?;
         let policy = if self.uses_folders { policy.with_publications_in(&self.publications) } else { policy };
         let embedded = |engine| ConfiguredTrainer::Embedded(Box::new(engine));
-        Ok(Models { policy: embedded(policy), critic: critic.map(embedded), prm: prm.map(embedded) })
+        Ok(Models {
+            policy: embedded(policy),
+            critic: critic.map(embedded),
+            prm: prm.map(embedded),
+            further: Vec::new(),
+        })
     }
 
     fn open(&self, folder: &Path, version: PolicyVersion) -> Result<PublishedPolicy, RunError> {
@@ -383,6 +390,10 @@ impl EngineFactory for ConfiguredEngines {
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
         Arc::new(ConfiguredWriter { embedded: self.embedded.writer() })
+    }
+
+    fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError> {
+        Ok(Box::new(FurtherEngines(self.embedded.for_policy(policy))))
     }
 }
 

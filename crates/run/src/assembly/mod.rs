@@ -1,11 +1,14 @@
 //! Assembly of the engines of a run: the one place that names the embedded ones.
 
+mod agents;
 mod configured;
 mod functions;
+mod further;
 mod judges;
 mod placement;
 mod ranks;
 mod rollout;
+mod running_servers;
 mod servers;
 mod train;
 mod transfer;
@@ -33,10 +36,12 @@ use rloom_ops::Ctx;
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_text::Tokenizer;
 
+pub use self::agents::AgentServers;
 pub(crate) use self::configured::ConfiguredEngines;
 pub use self::functions::FunctionHosts;
 pub use self::judges::EmbeddedJudges;
 pub(crate) use self::placement::eval_prefix;
+pub use self::running_servers::running_servers;
 pub(crate) use self::servers::Servers;
 use crate::{Policy, RunError};
 
@@ -83,7 +88,20 @@ pub trait EngineFactory {
 
     /// Writes publications to folders.
     fn writer(&self) -> Arc<dyn PolicyWriter>;
+
+    /// The engines of a further policy with a model of its own, which the default refuses.
+    fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError>
+    where
+        Self: Sized,
+    {
+        let _ = policy;
+        Err(RunError::OnePolicy)
+    }
 }
+
+/// Engines of a further policy, of the same types as those of the main one.
+pub type PolicyEngines<'a, F> =
+    dyn EngineFactory<Rollout = <F as EngineFactory>::Rollout, Train = <F as EngineFactory>::Train> + 'a;
 
 /// The embedded engines: training and rollouts inside this process.
 #[derive(Debug)]
@@ -96,12 +114,17 @@ pub struct EmbeddedEngines {
 impl EmbeddedEngines {
     /// Creates the engines of a policy in the configuration's dtype, computing in `ctx`.
     pub fn new(policy: &Policy, config: &Config, ctx: Ctx) -> Self {
-        Self::of_policy(policy, config.dtype, ctx)
+        Self::of_model(policy, config.dtype, ctx)
     }
 
     /// Creates the engines of a policy.
-    pub fn of_policy(policy: &Policy, dtype: Dtype, ctx: Ctx) -> Self {
+    pub fn of_model(policy: &Policy, dtype: Dtype, ctx: Ctx) -> Self {
         Self { ctx, policy: policy.clone(), dtype }
+    }
+
+    /// The engines of another policy, in the same context.
+    fn for_policy(&self, policy: &Policy) -> Self {
+        Self::of_model(policy, self.dtype, self.ctx.clone())
     }
 
     /// A compute context of `threads` threads.
@@ -218,6 +241,7 @@ impl EngineFactory for EmbeddedEngines {
             } else {
                 engine(start, reference)
             },
+            further: Vec::new(),
         })
     }
 
@@ -239,6 +263,10 @@ impl EngineFactory for EmbeddedEngines {
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
         Arc::new(EmbeddedWriter { generation: self.policy.generation.clone() })
+    }
+
+    fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError> {
+        Ok(Box::new(self.for_policy(policy)))
     }
 }
 

@@ -41,8 +41,12 @@ fn journal(run: &Path) {
 fn run() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("rollouts")).unwrap();
-    let outline =
-        |name: &str, method: &str| StageOutline { name: name.into(), method: method.into(), steps: 3 };
+    let outline = |name: &str, method: &str| StageOutline {
+        name: name.into(),
+        method: method.into(),
+        steps: 3,
+        policies: Vec::new(),
+    };
     let stages = vec![outline("warmup", "sft"), outline("rl", "grpo"), outline("more", "grpo")];
     let started = Event::RunStarted {
         name: "r".into(),

@@ -91,6 +91,7 @@ fn judge_group(scorer: &Scorer, group: &[Candidate], index: usize) -> Result<Vec
 fn trajectory(candidate: &Candidate, index: usize, sample: u32) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(index as u64), sample, segment: 0 },
+        agent: None,
         tokens: Vec::new(),
         spans: vec![Span::new(Author::Policy, 0..0)],
         logprobs: Vec::new(),

@@ -126,6 +126,32 @@ fn quotas_are_kept_through_filters() {
     assert!(filtered > 0.0 && (filtered - replaced).abs() < 1e-9, "{filtered} {replaced}");
 }
 
+/// Attempts with equal rewards have no spread, although the penalty of the algorithm for overlong completions differs.
+#[test]
+fn filters_see_the_raw_reward() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(
+        &folder,
+        &[
+            "reward.components=[{kind='random',name='of_easy',domains=['easy']},{kind='exact'}]",
+            "stage.rl.algorithm.group_size=2",
+            "stage.rl.algorithm.overlong={buffer=5,factor=1.0}",
+            "domains.filters={easy={std=0.0},hard={mean=[-10.0,10.0]}}",
+            "sampling.max_new_tokens=6",
+        ],
+    );
+    train(&config).unwrap();
+    let (steps, _) = metrics(&config.run_directory());
+    let mut filtered = 0.0;
+    for step in steps.iter().filter(|step| step.contains_key("reward/of_easy")) {
+        filtered += step.get("filtered/low_spread").copied().unwrap_or(0.0);
+        // Of two attempts, one has 1 and the other 0: groups with equal rewards were replaced.
+        assert!((step["reward/of_easy"] - 0.5).abs() < 1e-12, "{}", step["reward/of_easy"]);
+    }
+    assert!(filtered > 0.0);
+    assert!(steps.iter().any(|step| step["reward/overlong"] != 0.0));
+}
+
 #[test]
 fn further_sets_are_evaluated_by_name() {
     let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rloom_config::Config;
 use rloom_core::{RandomKey, StopReason, Task};
-use rloom_env::{BoxFuture, EnvError, Environment, Interaction, Response, Start, Turn};
+use rloom_env::{Ack, AgentId, AgentSpec, Ask, BoxFuture, EnvError, Outcome, Play, Turn, World};
 use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{EpisodeHook, Policy, ResumeOptions, RunInputs, StopFlag, Summary, context, train_on};
@@ -66,8 +66,11 @@ def play(task):
     return 0.0
 "#;
 
-/// The environments: a game of this program, whose turns a resumed run plays again, and one in a process of its own.
+/// The environments: a game of this program, whose turns a resumed run plays again, one in a process of its own, a game of two
+/// agents, and agents that are asked at the same time.
 const GAME: &str = "game";
+const SELF_PLAY: &str = "self-play";
+const DEBATE: &str = "debate";
 const PROCESS: &str = "process";
 /// Turns after the first ones of their episodes up to the kill.
 const KILL: u64 = 60;
@@ -84,6 +87,19 @@ fn config(kind: &str, directory: &Path) -> Config {
     );
     let own: &[&str] = match kind {
         GAME => &["data.generator=frozen_lake", "environment={kind='frozen_lake',max_turns=8,slippery=true}"],
+        SELF_PLAY => &[
+            "data.generator=tic_tac_toe",
+            "environment={kind='self_play',game='tic_tac_toe',max_turns=6}",
+            "stage.algorithm.advantage=role_baseline",
+        ],
+        DEBATE => &[
+            "data.generator=arithmetic",
+            "data.operations=['+']",
+            "data.max_digits=1",
+            "environment={kind='debate',rounds=3,separator='+',agents={a={count=2,revise='{task}{others}'}}}",
+            "reward.components=[{kind='random'}]",
+            "stage.algorithm.advantage=per_agent",
+        ],
         _ => &["data.generator=arithmetic", "data.operations=['+']", "data.max_digits=1", &python],
     };
     let schedule = ["schedule.max_staleness=2", "schedule.pin_version=true", "rollout.max_batch=4"];
@@ -142,49 +158,60 @@ impl Rule {
     }
 }
 
-/// An environment that holds back answers.
+/// A world that holds back answers.
 #[derive(Debug)]
 struct Held {
-    inner: Arc<dyn Environment>,
+    inner: Arc<dyn World>,
     rule: Rule,
 }
 
-impl Environment for Held {
+impl World for Held {
     fn name(&self) -> &str {
         self.inner.name()
     }
 
-    fn start<'a>(
+    fn agents(&self) -> &[AgentSpec] {
+        self.inner.agents()
+    }
+
+    fn begin<'a>(
         &'a self,
         task: &'a Task,
         tokenizer: &'a Tokenizer,
         random: RandomKey,
-    ) -> BoxFuture<'a, Result<Start, EnvError>> {
+    ) -> BoxFuture<'a, Result<Box<dyn Play>, EnvError>> {
         Box::pin(async move {
-            let mut start = self.inner.start(task, tokenizer, random).await?;
+            let inner = self.inner.begin(task, tokenizer, random).await?;
             let (rule, ticket) = (self.rule.clone(), random.ticket);
-            start.interaction = Box::new(HeldPlay { inner: start.interaction, rule, ticket, is_first: true });
-            Ok(start)
+            Ok(Box::new(HeldPlay { inner, rule, ticket, is_first: true }) as Box<dyn Play>)
         })
     }
 }
 
 #[derive(Debug)]
 struct HeldPlay {
-    inner: Box<dyn Interaction>,
+    inner: Box<dyn Play>,
     rule: Rule,
     ticket: u64,
     is_first: bool,
 }
 
-impl Interaction for HeldPlay {
-    fn step<'a>(&'a mut self, turn: &'a Turn) -> BoxFuture<'a, Result<Response, EnvError>> {
+impl Play for HeldPlay {
+    fn ready(&mut self) -> Vec<Ask> {
+        self.inner.ready()
+    }
+
+    fn act<'a>(&'a mut self, agent: AgentId, turn: &'a Turn) -> BoxFuture<'a, Result<Ack, EnvError>> {
         Box::pin(async move {
             if !std::mem::take(&mut self.is_first) {
                 self.rule.hold(self.ticket).await;
             }
-            self.inner.step(turn).await
+            self.inner.act(agent, turn).await
         })
+    }
+
+    fn end(&mut self) -> Outcome {
+        self.inner.end()
     }
 }
 
@@ -193,8 +220,7 @@ fn train_held(config: &Config, rule: Rule, observer: &mut dyn Observer, stop: &S
     let ctx = context(config.run.threads).unwrap();
     let policy = Policy::initial(config, &Hub::from_env()).unwrap();
     let hook = EpisodeHook::new(move |settings| {
-        settings.environment =
-            Arc::new(Held { inner: Arc::clone(&settings.environment), rule: rule.clone() });
+        settings.world = Arc::new(Held { inner: Arc::clone(&settings.world), rule: rule.clone() });
     });
     let inputs = RunInputs {
         episode_hook: Some(hook),
@@ -278,6 +304,18 @@ fn games_that_are_killed_in_the_middle_end_in_the_same_bytes() {
 #[test]
 fn games_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
     stopped(GAME);
+}
+
+#[test]
+fn episodes_of_several_agents_that_are_killed_in_the_middle_end_in_the_same_bytes() {
+    killed(SELF_PLAY);
+    killed(DEBATE);
+}
+
+#[test]
+fn episodes_of_several_agents_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
+    stopped(SELF_PLAY);
+    stopped(DEBATE);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{COMMON, Engines, KINDS, Kind, SEGMENTS};
+use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -267,6 +267,10 @@ fn check_events(kind: &Kind, config: &Config) {
             // Counts groups that complete during training: other ones when a batch is trained again.
             timed.push("num_tokens");
         }
+        if kind.name == AGENTS {
+            // Counts episodes that are played in this attempt.
+            timed.push("sessions/");
+        }
         let is_timeless = |name: &str| !timed.iter().any(|t| name.starts_with(t));
         let metrics: Metrics = metrics.into_iter().filter(|(name, _)| is_timeless(name)).collect();
         let position = (is_step, line.global_step);
@@ -489,4 +493,10 @@ fn runs_on_other_engines_repeat_what_they_recorded() {
 #[test]
 fn runs_with_episodes_of_several_segments_end_in_the_same_bytes() {
     kill(9);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn runs_with_agents_end_in_the_same_bytes() {
+    kill(10);
 }

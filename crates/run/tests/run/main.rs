@@ -1,5 +1,6 @@
 //! Whole runs.
 
+mod agents;
 mod changes;
 mod domains;
 mod engines;
@@ -13,6 +14,7 @@ mod learning;
 mod methods;
 mod not_finite;
 mod other_engines;
+mod policies;
 mod python_methods;
 mod recipe;
 mod recorded_rollouts;
@@ -22,6 +24,7 @@ mod rows_of_runs;
 mod sampler;
 mod search;
 mod segments;
+mod self_play;
 mod staleness;
 #[expect(
     dead_code,

@@ -250,8 +250,9 @@ fn attachments_and_candidates_pass_through_a_run() {
         let (parts, mut inputs) = Parts::new(&config);
         let received = parts.received();
         inputs.policy = PolicyId(1);
-        inputs.episode_hook =
-            Some(EpisodeHook::new(|settings| settings.environment = Arc::new(WithPictures)));
+        inputs.episode_hook = Some(EpisodeHook::new(|settings| {
+            settings.world = Arc::new(rloom_env::Solo::new(Arc::new(WithPictures)))
+        }));
         let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
         train_on(&config, &engines, &inputs, &mut (), &StopFlag::default()).unwrap();
         assert!(engines.sampler.attachments() > 0 && received.positions() > 0);

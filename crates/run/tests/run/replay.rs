@@ -79,17 +79,21 @@ fn samples_are_bitwise_identical_under_the_checkpoint_of_their_version() {
 
 #[test]
 fn every_turn_of_an_episode_is_replayed() {
-    // The second has an opponent that plays at random.
-    for (game, turns) in [("guess", 4), ("tic_tac_toe", 9)] {
+    // The second has an opponent that plays at random, the third one that is an agent as well.
+    let several = "stage.rl.environment={kind='self_play',game='tic_tac_toe',max_turns=9}";
+    for (game, turns, more) in
+        [("guess", 4, &[][..]), ("tic_tac_toe", 9, &[]), ("tic_tac_toe", 9, &[several.to_owned()])]
+    {
         let directory = tempfile::tempdir().unwrap();
-        let overrides = [
-            &format!("data={{generator='{game}'}}"),
-            &format!("environment={{kind='{game}',max_turns={turns}}}"),
-            "reward.components=[{kind='environment'}]",
-            "eval.reward.components=[{kind='environment'}]",
-            "model.new.max_positions=192",
-            "stage.rl.steps=1",
+        let own = [
+            format!("data={{generator='{game}'}}"),
+            format!("environment={{kind='{game}',max_turns={turns}}}"),
+            "reward.components=[{kind='environment'}]".to_owned(),
+            "eval.reward.components=[{kind='environment'}]".to_owned(),
+            "model.new.max_positions=192".to_owned(),
+            "stage.rl.steps=1".to_owned(),
         ];
+        let overrides: Vec<&str> = own.iter().chain(more).map(String::as_str).collect();
         let config = trained(directory.path(), &overrides);
         let samples: Vec<Replay> =
             (0..6).map(|ticket| replay(&config, &format!("{ticket}/1"), false).unwrap()).collect();

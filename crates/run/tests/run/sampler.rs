@@ -92,11 +92,9 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         stage: 1,
         outcome: OutcomeRule { verified: rloom_reward::DomainSet::none(), is_shaped: false },
         step_reward_weight: 0.0,
+        main: None,
     };
-    let scorer = |policy| Scorer {
-        trainer: trainer.clone(),
-        models: Models { policy: engine(policy), critic: None, prm: None },
-    };
+    let scorer = |policy| Scorer { trainer: trainer.clone(), models: Models::of_policy(engine(policy)) };
 
     // The first batch was sampled by the reference.
     let mut first = scorer(Arc::clone(&start));

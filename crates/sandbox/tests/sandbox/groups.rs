@@ -34,6 +34,8 @@ fn each_execution_has_a_group_with_its_limits() {
         let folder = stand_in();
         let sandbox = sandbox.clone().in_groups(folder.path()).unwrap();
         assert_eq!(sandbox.groups(), Some(folder.path()));
+        let protection = rloom_sandbox::Executor::from(sandbox.clone()).protection();
+        assert_eq!(protection, format!("{} and control groups", sandbox.tier()));
         let mut execution = shell("echo $$");
         execution.limits.processes = 20;
         for number in 1..=2 {

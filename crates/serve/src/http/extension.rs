@@ -8,6 +8,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Method, Response, StatusCode};
 
 use super::body::AnswerBody;
+use super::key::ApiKey;
 
 /// A route of an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct ExtensionRoute {
     pub is_frequent: bool,
 }
 
-/// A request with a complete body. The server has checked its key and its size.
+/// A request with a complete body, whose key and size have been checked.
 #[derive(Debug, Clone)]
 pub struct ExtensionRequest {
     /// The method.
@@ -44,13 +45,18 @@ pub struct ExtensionAnswer {
     pub outcome: String,
 }
 
-/// Future of an answer. Dropping it, because the client has disconnected, must not lose what the request has begun.
+/// Future of an answer. It is dropped when the client disconnects.
 pub type ExtensionFuture = Pin<Box<dyn Future<Output = ExtensionAnswer> + Send>>;
 
 /// An API that shares a server's connections, keys and limits of bodies.
 pub trait Extension: Send + Sync {
     /// The route of a request; `None` if the path is not one of this API.
     fn route(&self, method: &Method, path: &str) -> Option<ExtensionRoute>;
+
+    /// The key of its requests, if they have one of their own in place of the server's.
+    fn key(&self) -> Option<&ApiKey> {
+        None
+    }
 
     /// Answers a request. Answers that wait for something do not count as requests in flight.
     fn answer(self: Arc<Self>, request: ExtensionRequest) -> ExtensionFuture;

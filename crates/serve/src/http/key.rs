@@ -63,7 +63,7 @@ impl ApiKey {
     }
 
     /// Compares in a time that depends on the length of `given` alone.
-    fn equals(&self, given: &[u8]) -> bool {
+    pub(crate) fn equals(&self, given: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let mut difference = u8::from(own.len() != given.len());
         for (place, byte) in given.iter().enumerate() {

@@ -10,6 +10,7 @@ mod patient;
 mod route;
 mod server;
 mod service;
+mod session;
 
 pub use exchange::Exchange;
 pub use extension::{Extension, ExtensionAnswer, ExtensionFuture, ExtensionRequest, ExtensionRoute};

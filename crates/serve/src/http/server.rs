@@ -14,13 +14,13 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Log};
 use super::extension::Extension;
 use super::key::ApiKey;
 use super::patient::PatientStream;
-use super::service::{Service, now};
+use super::service::{Plain, Service, now};
 use crate::model::ServedModel;
-use crate::sampler::Sampler;
+use crate::session::Sessions;
 use crate::{ServeError, ServeSettings};
 
 /// Pause after a connection could not be accepted, for example because there are no more file descriptors.
@@ -88,22 +88,44 @@ impl Server {
         settings: ServeSettings,
         log: impl Fn(&Exchange) + Send + Sync + 'static,
     ) -> Self {
+        let plain = Plain { model: Arc::new(model), sampler: engine };
+        Self::of(listener, Some(plain), None, key, settings, Arc::new(log))
+    }
+
+    /// A server for sessions alone. Each is found by its token: there is no other key.
+    pub fn for_sessions(
+        listener: TcpListener,
+        sessions: Sessions,
+        settings: ServeSettings,
+        log: impl Fn(&Exchange) + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(listener, None, Some(sessions), None, settings, Arc::new(log))
+    }
+
+    fn of(
+        listener: TcpListener,
+        plain: Option<Plain>,
+        sessions: Option<Sessions>,
+        key: Option<ApiKey>,
+        settings: ServeSettings,
+        log: Arc<Log>,
+    ) -> Self {
         let (sender, phase) = watch::channel(Phase::Serving);
-        let sampler: Arc<dyn Sampler> = engine;
         let places = Arc::new(Semaphore::new(settings.max_requests.min(Semaphore::MAX_PERMITS)));
-        let service = Service {
-            model: Arc::new(model),
-            sampler,
-            settings,
-            key,
-            log: Arc::new(log),
-            places,
-            phase,
-            created: now(),
-            number: AtomicU64::new(0),
-            extension: None,
-        };
+        let (created, number) = (now(), AtomicU64::new(0));
+        let extension = None;
+        let service =
+            Service { plain, sessions, extension, settings, key, log, places, phase, created, number };
         Self { listener, service: Arc::new(service), stopper: Stopper(sender) }
+    }
+
+    /// Serves sessions, too.
+    #[must_use]
+    pub fn with_sessions(mut self, sessions: Sessions) -> Self {
+        if let Some(service) = Arc::get_mut(&mut self.service) {
+            service.sessions = Some(sessions);
+        }
+        self
     }
 
     /// Also serves another API. Its paths come before the server's own.

@@ -53,8 +53,21 @@ pub(crate) struct Usage {
     pub(crate) reasoning: usize,
 }
 
+impl Usage {
+    /// The tokens of several replies to one prompt.
+    pub(crate) fn of(replies: &[Reply]) -> Self {
+        let mut sum = Self::default();
+        for Reply { usage, .. } in replies {
+            sum.prompt = usage.prompt;
+            sum.completion += usage.completion;
+            sum.reasoning += usage.reasoning;
+        }
+        sum
+    }
+}
+
 /// What has been added to an answer.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Update {
     pub(crate) parts: Vec<Part>,
     /// Empty unless the request asks for log-probabilities.

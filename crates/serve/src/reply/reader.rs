@@ -62,6 +62,16 @@ impl Reader {
         self.reasoning_tokens
     }
 
+    /// True while the model reasons.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.splitter.is_reasoning()
+    }
+
+    /// Text that was sampled after the answer, once it has ended: a stop string.
+    pub(crate) fn tail(&self) -> &str {
+        self.text.tail()
+    }
+
     /// A token with its text alone.
     pub(crate) fn scored(&self, sampled: SampledToken) -> Result<ScoredToken, TextError> {
         let text = self.model.tokenizer.decode(&[sampled.token], false)?;

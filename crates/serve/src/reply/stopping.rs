@@ -55,6 +55,11 @@ impl StoppingText {
         &self.text[..self.stop.map_or(self.text.len(), |(start, _)| start)]
     }
 
+    /// The stop string and what follows it.
+    pub(super) fn tail(&self) -> &str {
+        self.stop.map_or("", |(start, _)| &self.text[start..])
+    }
+
     /// The stop string that ended the text.
     pub(super) fn stop_string(&self) -> Option<&str> {
         self.stop.map(|(_, index)| self.stops[index].as_str())

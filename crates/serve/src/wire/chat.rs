@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::functions;
 use super::sse::Frames;
 use super::{Head, Wire};
-use crate::ask::{Ask, Input, Overrides};
+use crate::ask::{Ask, Input, Overrides, choices};
 use crate::conversation::{Conversation, EarlierCall, Messages, text_of};
 use crate::fields::Fields;
 use crate::problem::{Problem, Vendor};
@@ -17,8 +17,8 @@ pub(crate) struct Chat {
     logprobs: bool,
     /// The last event of a stream has the usage.
     include_usage: bool,
-    /// Calls that a stream has sent.
-    calls: usize,
+    /// Calls that a stream has sent, for each reply.
+    calls: Vec<usize>,
 }
 
 impl Chat {
@@ -26,6 +26,7 @@ impl Chat {
     pub(crate) fn read(body: &[u8]) -> Result<(Ask, Self), Problem> {
         let mut fields = Fields::of_request(body)?;
         fields.text("model")?;
+        let choices = choices(&mut fields)?;
         let messages = messages(&mut fields)?;
         let tools = functions::tools(&mut fields, true)?;
         let tools = functions::permitted(&mut fields, tools)?;
@@ -40,8 +41,8 @@ impl Chat {
         refuse_common(&mut fields)?;
         fields.finish()?;
         let input = Input::Conversation(Conversation { messages, tools, variables });
-        let ask = Ask { input, input_field: "messages", sampling, stream, logprobs };
-        Ok((ask, Self { logprobs, include_usage, calls: 0 }))
+        let ask = Ask { input, input_field: "messages", sampling, stream, logprobs, choices };
+        Ok((ask, Self { logprobs, include_usage, calls: vec![0; choices as usize] }))
     }
 
     fn chunk(&self, head: &Head, choices: &[Value]) -> Value {
@@ -55,78 +56,83 @@ impl Chat {
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
+        head.annotate(&mut chunk);
         chunk
     }
 
-    fn delta(&self, head: &Head, delta: &Value, scored: &[ScoredToken], finish: Option<&Finish>) -> Value {
-        let mut choice = json!({"index": 0, "delta": delta, "finish_reason": finish.map(finish_reason)});
+    fn delta(
+        &self,
+        head: &Head,
+        index: usize,
+        delta: &Value,
+        scored: &[ScoredToken],
+        finish: Option<&Finish>,
+    ) -> Value {
+        let mut choice = json!({"index": index, "delta": delta, "finish_reason": finish.map(finish_reason)});
         choice["logprobs"] = if self.logprobs && !scored.is_empty() { logprobs(scored) } else { Value::Null };
         self.chunk(head, &[choice])
     }
 }
 
 impl Wire for Chat {
-    fn whole(&self, head: &Head, reply: &Reply) -> Value {
-        let mut message = Map::new();
-        message.insert("role".to_owned(), json!("assistant"));
-        let has_text = !reply.text.is_empty() || reply.calls.is_empty();
-        message.insert("content".to_owned(), if has_text { json!(reply.text) } else { Value::Null });
-        message.insert("refusal".to_owned(), Value::Null);
-        if !reply.reasoning.is_empty() {
-            message.insert("reasoning_content".to_owned(), json!(reply.reasoning));
-        }
-        if !reply.calls.is_empty() {
-            message.insert("tool_calls".to_owned(), reply.calls.iter().map(call).collect());
-        }
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value {
+        let choice = |(index, reply): (usize, &Reply)| {
+            json!({
+                "index": index,
+                "message": message(reply),
+                "logprobs": if self.logprobs { logprobs(&reply.scored) } else { Value::Null },
+                "finish_reason": finish_reason(&reply.finish),
+            })
+        };
         json!({
             "id": format!("chatcmpl-{}", head.id),
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": [{
-                "index": 0,
-                "message": message,
-                "logprobs": if self.logprobs { logprobs(&reply.scored) } else { Value::Null },
-                "finish_reason": finish_reason(&reply.finish),
-            }],
-            "usage": usage(reply.usage),
+            "choices": replies.iter().enumerate().map(choice).collect::<Vec<_>>(),
+            "usage": usage(Usage::of(replies)),
         })
     }
 
     fn begin(&mut self, head: &Head, frames: &mut Frames) {
-        frames.data(&self.delta(head, &json!({"role": "assistant", "content": ""}), &[], None));
+        for index in 0..self.calls.len() {
+            frames.data(&self.delta(head, index, &json!({"role": "assistant", "content": ""}), &[], None));
+        }
     }
 
-    fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames) {
+    fn update(&mut self, head: &Head, index: usize, update: &Update, frames: &mut Frames) {
         let mut scored = update.scored.as_slice();
         for part in &update.parts {
             let deltas = match part {
                 Part::Reasoning(text) => vec![json!({"reasoning_content": text})],
                 Part::Text(text) => vec![json!({"content": text})],
                 Part::Call(part) => {
-                    let index = self.calls;
-                    self.calls += 1;
+                    let number = self.calls[index];
+                    self.calls[index] += 1;
                     let mut first = call(part);
-                    first["index"] = json!(index);
+                    first["index"] = json!(number);
                     first["function"]["arguments"] = json!("");
-                    let rest = json!({"index": index, "function": {"arguments": part.arguments}});
+                    let rest = json!({"index": number, "function": {"arguments": part.arguments}});
                     vec![json!({"tool_calls": [first]}), json!({"tool_calls": [rest]})]
                 }
             };
             for delta in deltas {
-                frames.data(&self.delta(head, &delta, std::mem::take(&mut scored), None));
+                frames.data(&self.delta(head, index, &delta, std::mem::take(&mut scored), None));
             }
         }
         if self.logprobs && !scored.is_empty() {
-            frames.data(&self.delta(head, &json!({}), scored, None));
+            frames.data(&self.delta(head, index, &json!({}), scored, None));
         }
     }
 
-    fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {
-        frames.data(&self.delta(head, &json!({}), &[], Some(&reply.finish)));
+    fn end_reply(&mut self, head: &Head, index: usize, reply: &Reply, frames: &mut Frames) {
+        frames.data(&self.delta(head, index, &json!({}), &[], Some(&reply.finish)));
+    }
+
+    fn end(&mut self, head: &Head, replies: &[Reply], frames: &mut Frames) {
         if self.include_usage {
             let mut chunk = self.chunk(head, &[]);
-            chunk["usage"] = usage(reply.usage);
+            chunk["usage"] = usage(Usage::of(replies));
             frames.data(&chunk);
         }
         frames.raw("[DONE]");
@@ -135,6 +141,22 @@ impl Wire for Chat {
     fn error(&mut self, problem: &Problem, frames: &mut Frames) {
         frames.data(&problem.body(Vendor::OpenAi));
     }
+}
+
+/// The message of a complete answer.
+fn message(reply: &Reply) -> Map<String, Value> {
+    let mut message = Map::new();
+    message.insert("role".to_owned(), json!("assistant"));
+    let has_text = !reply.text.is_empty() || reply.calls.is_empty();
+    message.insert("content".to_owned(), if has_text { json!(reply.text) } else { Value::Null });
+    message.insert("refusal".to_owned(), Value::Null);
+    if !reply.reasoning.is_empty() {
+        message.insert("reasoning_content".to_owned(), json!(reply.reasoning));
+    }
+    if !reply.calls.is_empty() {
+        message.insert("tool_calls".to_owned(), reply.calls.iter().map(call).collect());
+    }
+    message
 }
 
 fn call(call: &Call) -> Value {
@@ -188,7 +210,6 @@ pub(super) fn refuse_common(fields: &mut Fields) -> Result<(), Problem> {
     fields.accept(&["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]);
     fields.only("store", &[json!(false)])?;
     fields.only("service_tier", &[json!("auto"), json!("default")])?;
-    fields.only("n", &[json!(1)])?;
     fields.only("presence_penalty", &[json!(0)])?;
     fields.only("frequency_penalty", &[json!(0)])?;
     fields.only("repetition_penalty", &[json!(1)])?;
@@ -245,7 +266,8 @@ fn messages(fields: &mut Fields) -> Result<Vec<rloom_core::ChatMessage>, Problem
 }
 
 fn assistant(message: &mut Fields, text: Option<String>, messages: &mut Messages) -> Result<(), Problem> {
-    message.accept(&["refusal", "annotations"]);
+    // litellm adds the last one to what it received.
+    message.accept(&["refusal", "annotations", "provider_specific_fields"]);
     message.only("audio", &[])?;
     message.only("function_call", &[])?;
     let reasoning = message.text("reasoning_content")?;
@@ -259,7 +281,7 @@ fn assistant(message: &mut Fields, text: Option<String>, messages: &mut Messages
     for (place, call) in message.list("tool_calls")?.unwrap_or_default().into_iter().enumerate() {
         let mut call = Fields::of(call, &format!("{path}[{place}]"))?;
         call.only("type", &[json!("function")])?;
-        call.accept(&["index"]);
+        call.accept(&["index", "provider_specific_fields"]);
         let id = call.required_text("id")?;
         let function = call.path("function");
         let mut function = Fields::of(call.require("function")?, &function)?;

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use super::chat::{finish_reason, refuse_common, stream_options, usage};
 use super::sse::Frames;
 use super::{Head, Wire};
-use crate::ask::{Ask, Input, Overrides};
+use crate::ask::{Ask, Input, Overrides, choices};
 use crate::fields::Fields;
 use crate::problem::{Problem, Vendor};
-use crate::reply::{Finish, Part, Reply, ScoredToken, Update};
+use crate::reply::{Finish, Part, Reply, ScoredToken, Update, Usage};
 
 /// Tokens of a completion whose request gives no limit, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -18,8 +18,8 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 pub(crate) struct Completions {
     logprobs: bool,
     include_usage: bool,
-    /// Characters of the tokens that a stream has sent.
-    offset: usize,
+    /// Characters of the tokens that a stream has sent, for each reply.
+    offsets: Vec<usize>,
 }
 
 impl Completions {
@@ -27,6 +27,7 @@ impl Completions {
     pub(crate) fn read(body: &[u8]) -> Result<(Ask, Self), Problem> {
         let mut fields = Fields::of_request(body)?;
         fields.text("model")?;
+        let choices = choices(&mut fields)?;
         let input = prompt(&mut fields)?;
         let mut sampling = Overrides::read(&mut fields, "max_tokens")?;
         sampling.read_seed_and_stop(&mut fields)?;
@@ -44,8 +45,8 @@ impl Completions {
         refuse_common(&mut fields)?;
         fields.finish()?;
         let logprobs = logprobs.is_some();
-        let ask = Ask { input, input_field: "prompt", sampling, stream, logprobs };
-        Ok((ask, Self { logprobs, include_usage, offset: 0 }))
+        let ask = Ask { input, input_field: "prompt", sampling, stream, logprobs, choices };
+        Ok((ask, Self { logprobs, include_usage, offsets: vec![0; choices as usize] }))
     }
 
     fn body(head: &Head, choices: &Value) -> Value {
@@ -58,8 +59,8 @@ impl Completions {
         })
     }
 
-    fn choice(text: &str, logprobs: &Value, finish: Option<&Finish>) -> Value {
-        json!([{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish.map(finish_reason)}])
+    fn choice(index: usize, text: &str, logprobs: &Value, finish: Option<&Finish>) -> Value {
+        json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.map(finish_reason)})
     }
 
     fn logprobs(&self, scored: &[ScoredToken], offset: usize) -> Value {
@@ -82,16 +83,18 @@ impl Completions {
 }
 
 impl Wire for Completions {
-    fn whole(&self, head: &Head, reply: &Reply) -> Value {
-        let logprobs = self.logprobs(&reply.scored, 0);
-        let mut body = Self::body(head, &Self::choice(&reply.text, &logprobs, Some(&reply.finish)));
-        body["usage"] = usage(reply.usage);
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value {
+        let choice = |(index, reply): (usize, &Reply)| {
+            Self::choice(index, &reply.text, &self.logprobs(&reply.scored, 0), Some(&reply.finish))
+        };
+        let mut body = Self::body(head, &replies.iter().enumerate().map(choice).collect());
+        body["usage"] = usage(Usage::of(replies));
         body
     }
 
     fn begin(&mut self, _: &Head, _: &mut Frames) {}
 
-    fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames) {
+    fn update(&mut self, head: &Head, index: usize, update: &Update, frames: &mut Frames) {
         let text: String = update
             .parts
             .iter()
@@ -103,16 +106,22 @@ impl Wire for Completions {
         if text.is_empty() && (!self.logprobs || update.scored.is_empty()) {
             return;
         }
-        let logprobs = self.logprobs(&update.scored, self.offset);
-        self.offset += update.scored.iter().map(|token| token.text.chars().count()).sum::<usize>();
-        frames.data(&Self::body(head, &Self::choice(&text, &logprobs, None)));
+        let logprobs = self.logprobs(&update.scored, self.offsets[index]);
+        self.offsets[index] += update.scored.iter().map(|token| token.text.chars().count()).sum::<usize>();
+        let mut body = Self::body(head, &json!([Self::choice(index, &text, &logprobs, None)]));
+        head.annotate(&mut body);
+        frames.data(&body);
     }
 
-    fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {
-        frames.data(&Self::body(head, &Self::choice("", &Value::Null, Some(&reply.finish))));
+    fn end_reply(&mut self, head: &Head, index: usize, reply: &Reply, frames: &mut Frames) {
+        let choice = Self::choice(index, "", &Value::Null, Some(&reply.finish));
+        frames.data(&Self::body(head, &json!([choice])));
+    }
+
+    fn end(&mut self, head: &Head, replies: &[Reply], frames: &mut Frames) {
         if self.include_usage {
             let mut body = Self::body(head, &json!([]));
-            body["usage"] = usage(reply.usage);
+            body["usage"] = usage(Usage::of(replies));
             frames.data(&body);
         }
         frames.raw("[DONE]");

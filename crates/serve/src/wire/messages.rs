@@ -41,7 +41,7 @@ impl Messages {
         fields.only("service_tier", &[json!("auto"), json!("standard_only")])?;
         fields.finish()?;
         let input = Input::Conversation(conversation);
-        let ask = Ask { input, input_field: "messages", sampling, stream, logprobs: false };
+        let ask = Ask { input, input_field: "messages", sampling, stream, logprobs: false, choices: 1 };
         Ok((ask, Self::default()))
     }
 
@@ -83,7 +83,8 @@ impl Messages {
 }
 
 impl Wire for Messages {
-    fn whole(&self, head: &Head, reply: &Reply) -> Value {
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value {
+        let Some(reply) = replies.first() else { return Value::Null };
         let mut content = Vec::new();
         if !reply.reasoning.is_empty() {
             content.push(json!({"type": "thinking", "thinking": reply.reasoning, "signature": ""}));
@@ -108,22 +109,21 @@ impl Wire for Messages {
     }
 
     fn begin(&mut self, head: &Head, frames: &mut Frames) {
-        frames.event(&json!({
-            "type": "message_start",
-            "message": {
-                "id": format!("msg_{}", head.id),
-                "type": "message",
-                "role": "assistant",
-                "model": head.model,
-                "content": [],
-                "stop_reason": null,
-                "stop_sequence": null,
-                "usage": {"input_tokens": head.prompt_tokens, "output_tokens": 0},
-            },
-        }));
+        let mut message = json!({
+            "id": format!("msg_{}", head.id),
+            "type": "message",
+            "role": "assistant",
+            "model": head.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": {"input_tokens": head.prompt_tokens, "output_tokens": 0},
+        });
+        head.annotate(&mut message);
+        frames.event(&json!({"type": "message_start", "message": message}));
     }
 
-    fn update(&mut self, _: &Head, update: &Update, frames: &mut Frames) {
+    fn update(&mut self, _: &Head, _: usize, update: &Update, frames: &mut Frames) {
         for part in &update.parts {
             match part {
                 Part::Reasoning(text) => self.delta(Block::Thinking, text, frames),
@@ -133,7 +133,9 @@ impl Wire for Messages {
         }
     }
 
-    fn end(&mut self, _: &Head, reply: &Reply, frames: &mut Frames) {
+    fn end(&mut self, _: &Head, _: &[Reply], _: &mut Frames) {}
+
+    fn end_reply(&mut self, _: &Head, _: usize, reply: &Reply, frames: &mut Frames) {
         self.close(frames);
         let (reason, sequence) = stop(&reply.finish);
         frames.event(&json!({
@@ -155,7 +157,7 @@ pub(crate) fn read_count(body: &[u8]) -> Result<Ask, Problem> {
     let input = Input::Conversation(conversation(&mut fields)?);
     fields.finish()?;
     let sampling = Overrides { max_field: "max_tokens", ..Overrides::default() };
-    Ok(Ask { input, input_field: "messages", sampling, stream: false, logprobs: false })
+    Ok(Ask { input, input_field: "messages", sampling, stream: false, logprobs: false, choices: 1 })
 }
 
 /// Arguments of a call as the object that the API requires; other values are the argument `value`.

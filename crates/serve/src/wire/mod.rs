@@ -29,21 +29,35 @@ pub(crate) struct Head {
     pub(crate) model: String,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: usize,
+    /// Temperature of a session that has overridden the request's.
+    pub(crate) overridden: Option<f32>,
 }
 
-/// Form of an answer.
+impl Head {
+    /// Adds to the object of an answer what has been overridden.
+    pub(crate) fn annotate(&self, object: &mut Value) {
+        if let Some(temperature) = self.overridden {
+            object["rloom"] = json!({ "temperature": temperature });
+        }
+    }
+}
+
+/// Form of an answer, which has one reply or several.
 pub(crate) trait Wire: Send {
     /// The body of a complete answer.
-    fn whole(&self, head: &Head, reply: &Reply) -> Value;
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value;
 
     /// Frames before the first update of a stream.
     fn begin(&mut self, head: &Head, frames: &mut Frames);
 
-    /// Frames of an update. `reply` contains it already.
-    fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames);
+    /// Frames of an update of the reply with this index.
+    fn update(&mut self, head: &Head, index: usize, update: &Update, frames: &mut Frames);
 
-    /// Frames after the last update.
-    fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames);
+    /// Frames after the last update of a reply.
+    fn end_reply(&mut self, head: &Head, index: usize, reply: &Reply, frames: &mut Frames);
+
+    /// Frames after the last update of all replies.
+    fn end(&mut self, head: &Head, replies: &[Reply], frames: &mut Frames);
 
     /// Frames of an error in a stream, which ends it.
     fn error(&mut self, problem: &Problem, frames: &mut Frames);

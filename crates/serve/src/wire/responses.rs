@@ -53,7 +53,7 @@ impl Responses {
         refuse(&mut fields)?;
         fields.finish()?;
         let input = Input::Conversation(Conversation { messages, tools, variables: serde_json::Map::new() });
-        let ask = Ask { input, input_field: "input", sampling, stream, logprobs: false };
+        let ask = Ask { input, input_field: "input", sampling, stream, logprobs: false, choices: 1 };
         Ok((ask, Self { echo, sequence: 0, open: None, text: String::new(), output: Vec::new() }))
     }
 
@@ -81,6 +81,10 @@ impl Responses {
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
+        if let Some(temperature) = head.overridden {
+            response["temperature"] = json!(temperature);
+        }
+        head.annotate(&mut response);
         response
     }
 
@@ -180,7 +184,8 @@ impl Responses {
 }
 
 impl Wire for Responses {
-    fn whole(&self, head: &Head, reply: &Reply) -> Value {
+    fn whole(&self, head: &Head, replies: &[Reply]) -> Value {
+        let Some(reply) = replies.first() else { return Value::Null };
         let status = status(&reply.finish);
         let mut output = Vec::new();
         if !reply.reasoning.is_empty() {
@@ -201,7 +206,7 @@ impl Wire for Responses {
         self.event(json!({"type": "response.in_progress", "response": response}), frames);
     }
 
-    fn update(&mut self, head: &Head, update: &Update, frames: &mut Frames) {
+    fn update(&mut self, head: &Head, _: usize, update: &Update, frames: &mut Frames) {
         for part in &update.parts {
             match part {
                 Part::Reasoning(text) => self.text(head, Item::Reasoning, text, frames),
@@ -211,7 +216,9 @@ impl Wire for Responses {
         }
     }
 
-    fn end(&mut self, head: &Head, reply: &Reply, frames: &mut Frames) {
+    fn end(&mut self, _: &Head, _: &[Reply], _: &mut Frames) {}
+
+    fn end_reply(&mut self, head: &Head, _: usize, reply: &Reply, frames: &mut Frames) {
         let status = status(&reply.finish);
         if self.output.is_empty() && self.open.is_none() {
             self.begin_item(head, Item::Message, frames);

@@ -33,7 +33,10 @@ async function openai() {
   }
   const last = await client.chat.completions.create({ model: "any", messages, tools });
   assert.equal(last.choices[0].message.content, BOTH);
-  await assert.rejects(client.chat.completions.create({ model: "any", messages: user("hi"), n: 2 }), { param: "n" });
+  const two = await client.chat.completions.create({ model: "any", messages: user("hi"), n: 2 });
+  assert.deepEqual(two.choices.map((choice) => choice.message.content), [HELLO, HELLO]);
+  const biased = client.chat.completions.create({ model: "any", messages: user("hi"), logit_bias: { 5: 1 } });
+  await assert.rejects(biased, { param: "logit_bias" });
   const slow = await client.chat.completions.create({ model: "any", messages: user("slow"), stream: true });
   for await (const _ of slow) break;
 }

@@ -35,11 +35,13 @@ def openai_plain():
     assert choice.message.content == HELLO and choice.finish_reason == "stop"
     assert len(choice.logprobs.content) == answer.usage.completion_tokens
     assert client.completions.create(model="any", prompt="hi", max_tokens=100).choices[0].text == HELLO
+    answer = client.chat.completions.create(model="any", messages=user("hi"), n=2)
+    assert [choice.message.content for choice in answer.choices] == [HELLO, HELLO]
     try:
-        client.chat.completions.create(model="any", messages=user("hi"), n=2)
-        raise AssertionError("n=2 was accepted")
+        client.chat.completions.create(model="any", messages=user("hi"), logit_bias={"5": 1})
+        raise AssertionError("logit_bias was accepted")
     except BadRequestError as error:
-        assert error.param == "n", error
+        assert error.param == "logit_bias", error
 
 
 def openai_stream():
@@ -200,6 +202,21 @@ async def pydantic_ai():
             assert await stream.get_output() == "The weather: Oslo:sun."
 
 
+async def autogen():
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    async def weather(city: str) -> str:
+        "Returns the weather."
+        return sun(city)
+
+    info = {"vision": False, "function_calling": True, "json_output": False, "family": "unknown"}
+    client = OpenAIChatCompletionClient(model="any", model_info=info | {"structured_output": False})
+    for reflects in [True, False]:
+        agent = AssistantAgent("a", client, tools=[weather], reflect_on_tool_use=reflects)
+        assert "Oslo:sun" in (await agent.run(task="both")).messages[-1].to_text()
+
+
 def litellm():
     import litellm
 
@@ -238,6 +255,7 @@ CASES = [
     openai_agents,
     langgraph,
     pydantic_ai,
+    autogen,
     litellm,
     smolagents,
 ]

@@ -40,7 +40,7 @@ fn what_cannot_be_honoured_is_named() {
             CHAT,
             chat(),
             vec![
-                ("n", json!(2)),
+                ("n", json!(200)),
                 ("logit_bias", json!({"5": 1})),
                 ("presence_penalty", json!(0.5)),
                 ("frequency_penalty", json!(-1)),

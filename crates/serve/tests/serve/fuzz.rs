@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Answer, connect, exchange, get, read, request};
 use crate::script::Setup;
+use crate::sessions::ended;
 
 /// Requests of the test; `RLOOM_TEST_FUZZ` is another number.
 const REQUESTS: u64 = 2000;
@@ -15,10 +16,10 @@ const REQUESTS: u64 = 2000;
 const MAX_BODY: usize = 20_000;
 
 /// A sequence of numbers (SplitMix64).
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    fn next(&mut self, below: usize) -> usize {
+    pub(crate) fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
         number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,12 +27,25 @@ impl Numbers {
         ((number ^ (number >> 31)) % below as u64) as usize
     }
 
-    fn one<T: Clone>(&mut self, of: &[T]) -> T {
+    pub(crate) fn one<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.next(of.len())].clone()
     }
 }
 
-fn valid(numbers: &mut Numbers) -> (&'static str, Value) {
+/// A valid request; that of a session is to its path.
+fn valid(session: Option<&str>, numbers: &mut Numbers) -> (String, Value) {
+    let (path, body) = match session {
+        Some(_) if numbers.next(4) == 0 => numbers.one(&[
+            ("/reward", json!({"value": 0.5, "name": "format", "agent": "a"})),
+            ("/reward", json!({"value": 1})),
+            ("/finish", json!({"status": "finished", "message": "done"})),
+        ]),
+        _ => of_model(numbers),
+    };
+    (format!("{}{path}", session.unwrap_or_default()), body)
+}
+
+fn of_model(numbers: &mut Numbers) -> (&'static str, Value) {
     let tool = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
     let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     let stream = numbers.next(2) == 0;
@@ -47,7 +61,7 @@ fn valid(numbers: &mut Numbers) -> (&'static str, Value) {
                     {"role": "tool", "tool_call_id": "c", "content": "r"},
                 ],
                 "tools": [{"type": "function", "function": tool}], "stream_options": {"include_usage": true},
-                "logprobs": true,
+                "logprobs": true, "n": 2,
             }),
         ),
         ("/v1/completions", json!({"prompt": "a", "stream": stream, "max_tokens": 4, "logprobs": 0})),
@@ -127,21 +141,27 @@ fn allowed(answer: Option<&Answer>, statuses: &[u16], what: &str) {
     }
 }
 
-fn one(address: SocketAddr, numbers: &mut Numbers) {
-    let (path, mut body) = valid(numbers);
+/// Status of a session that a request has ended, or the one before.
+const GONE: u16 = 410;
+
+fn one(address: SocketAddr, session: Option<&str>, numbers: &mut Numbers) {
+    let (path, mut body) = valid(session, numbers);
+    let path = path.as_str();
+    let retries = ["", "", "x-stainless-retry-count: 1\r\n", "x-stainless-retry-count: x\r\n"];
+    let headers = numbers.one(&retries);
     let text = body.to_string().into_bytes();
     match numbers.next(100) {
         0..10 => {
-            let answer = exchange(address, &request("POST", path, "", &text));
-            allowed(answer.as_ref(), &[200], path);
+            let answer = exchange(address, &request("POST", path, headers, &text));
+            allowed(answer.as_ref(), &[200, GONE], path);
         }
         10..50 => {
             for _ in 0..=numbers.next(3) {
                 mistyped(&mut body, numbers);
             }
             let text = body.to_string();
-            let answer = exchange(address, &request("POST", path, "", text.as_bytes()));
-            allowed(answer.as_ref(), &[200, 400, 413], &text);
+            let answer = exchange(address, &request("POST", path, headers, text.as_bytes()));
+            allowed(answer.as_ref(), &[200, 400, GONE, 413], &text);
         }
         50..70 => {
             let mut text = text;
@@ -150,18 +170,19 @@ fn one(address: SocketAddr, numbers: &mut Numbers) {
                 text[place] = numbers.next(256) as u8;
             }
             let answer = exchange(address, &request("POST", path, "", &text));
-            allowed(answer.as_ref(), &[200, 400], &String::from_utf8_lossy(&text));
+            allowed(answer.as_ref(), &[200, 400, GONE], &String::from_utf8_lossy(&text));
         }
         70..76 => {
             let cut = numbers.next(text.len());
             let answer = exchange(address, &request("POST", path, "", &text[..cut]));
-            allowed(answer.as_ref(), &[400], path);
+            // An empty body is a valid end.
+            allowed(answer.as_ref(), &[400, GONE, if cut == 0 { 200 } else { 400 }], path);
         }
         76..80 => {
             let depth = numbers.next(MAX_BODY / 2);
             let deep = [vec![b'['; depth], vec![b']'; depth]].concat();
             let answer = exchange(address, &request("POST", path, "", &deep));
-            allowed(answer.as_ref(), &[400], "deep");
+            allowed(answer.as_ref(), &[400, GONE, if depth == 0 { 200 } else { 400 }], "deep");
         }
         80..83 => {
             let huge = vec![b' '; MAX_BODY + 1 + numbers.next(MAX_BODY)];
@@ -184,16 +205,21 @@ fn one(address: SocketAddr, numbers: &mut Numbers) {
                 "/v1/models/%00",
                 "/../health",
                 "/v1/messages",
+                "/s",
+                "/s/",
+                "/s/0123456789abcdef0123456789abcdef/v1/messages",
+                "/reward",
             ]);
-            let answer = exchange(address, &request(method, path, "", b"{}"));
-            allowed(answer.as_ref(), &[200, 400, 404, 405], path);
+            let path = format!("{}{path}", session.unwrap_or_default());
+            let answer = exchange(address, &request(method, &path, "", b"{}"));
+            allowed(answer.as_ref(), &[200, 400, 404, 405, GONE], &path);
         }
         _ => {
             // A body that never arrives.
             let whole = request("POST", path, "", &text);
             let mut connection = connect(address);
             connection.write_all(&whole[..whole.len() - 1 - numbers.next(text.len())]).unwrap();
-            allowed(read(&mut connection).as_ref(), &[408], "slow");
+            allowed(read(&mut connection).as_ref(), &[408, GONE], "slow");
         }
     }
 }
@@ -213,7 +239,7 @@ fn disconnected(address: SocketAddr, whole: &[u8], numbers: &mut Numbers) {
             let cut = numbers.next(whole.len());
             connection.write_all(&whole[..cut]).unwrap();
             connection.shutdown(Shutdown::Write).unwrap();
-            allowed(read(&mut connection).as_ref(), &[400, 0], "half closed");
+            allowed(read(&mut connection).as_ref(), &[200, 400, GONE, 0], "half closed");
         }
     }
 }
@@ -224,11 +250,24 @@ fn random_requests_have_a_right_answer() {
     let mut setup = Setup::saying("One <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
     setup.settings.max_body = MAX_BODY;
     setup.settings.body_timeout = Duration::from_millis(100);
+    setup.sessions.max_calls = 40;
     let server = setup.start();
     let mut numbers = Numbers(19);
+    let mut session = server.session();
+    let mut sessions = 1;
     for _ in 0..requests {
-        one(server.address, &mut numbers);
+        let path = session.path();
+        one(server.address, Some(path.as_str()).filter(|_| numbers.next(2) == 0), &mut numbers);
+        if get(server.address, &path).status == GONE {
+            let end = ended(&mut session);
+            end.segments.iter().for_each(|segment| segment.validate().unwrap());
+            session = server.session();
+            sessions += 1;
+        }
     }
+    assert!(sessions > 1 || requests < 1000);
+    assert_eq!(server.sessions.count(), 1);
+    drop(session);
     server.idle();
     assert_eq!(get(server.address, "/health").status, 200);
     // Every place is free again, and every connection ends by itself.

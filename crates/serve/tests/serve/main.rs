@@ -4,11 +4,13 @@
 
 mod agents;
 mod cancel;
+mod choices;
 mod client;
 mod endpoints;
 mod fields;
 mod fuzz;
 mod limits;
 mod script;
+mod sessions;
 mod stop;
 mod tools;

@@ -7,12 +7,17 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rloom_core::{OnUpdate, PolicyId, PolicyVersion, StopReason, VersionSpan};
+use rloom_core::{
+    OnUpdate, PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, StopReason, Ticket, VersionSpan,
+};
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, PublishedPolicy, RolloutCapabilities, RolloutEngine,
     RolloutError, RolloutStatistics, SampledToken, SamplingSettings, VersionGranularity, WorkerStatus,
 };
-use rloom_serve::{ApiKey, Exchange, ServeSettings, ServedModel, Server, Stopper, listen};
+use rloom_serve::{
+    ApiKey, Exchange, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, SessionSpec,
+    Sessions, Stopper, listen,
+};
 use rloom_text::calls::CallFormat;
 use rloom_text::{IncrementalDecoder, StopStrings, Tokenizer};
 use tokio::sync::Semaphore;
@@ -27,7 +32,9 @@ pub(crate) fn tokenizer(template: &str) -> Tokenizer {
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(golden.join("byte_level").join(name), folder.path().join(name)).unwrap();
     }
-    let template = std::fs::read_to_string(golden.join("tool_templates").join(template)).unwrap();
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/templates").join(template);
+    let path = if own.exists() { own } else { golden.join("tool_templates").join(template) };
+    let template = std::fs::read_to_string(path).unwrap();
     let template = template.replace("<|im_end|>", "<|stop|>");
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     Tokenizer::load(folder.path()).unwrap()
@@ -52,6 +59,8 @@ pub(crate) struct Scripted {
     pub(crate) is_silent: bool,
     /// Prompts with their completions.
     pub(crate) record: Mutex<Vec<(Vec<u32>, Vec<u32>)>>,
+    /// Random keys of the requests, in the order of their submission.
+    pub(crate) keys: Mutex<Vec<RandomKey>>,
 }
 
 struct Live<'e>(&'e Scripted, bool);
@@ -94,6 +103,7 @@ impl Scripted {
 
     async fn run(&self, request: GenerateRequest) -> Result<Generation, RolloutError> {
         self.live.fetch_add(1, Ordering::SeqCst);
+        self.keys.lock().unwrap().push(request.key);
         let mut live = Live(self, false);
         let (whole, stop) = self.completion(&request);
         assert!(whole.starts_with(&request.prefix), "a prefix is part of the completion");
@@ -184,6 +194,7 @@ pub(crate) struct Setup {
     pub(crate) tokens: Option<usize>,
     pub(crate) to_lose: usize,
     pub(crate) is_silent: bool,
+    pub(crate) sessions: SessionSettings,
 }
 
 impl Setup {
@@ -196,6 +207,7 @@ impl Setup {
             tokens: None,
             to_lose: 0,
             is_silent: false,
+            sessions: SessionSettings::default(),
         }
     }
 
@@ -215,7 +227,8 @@ impl Setup {
             cancelled: AtomicUsize::new(0),
             to_lose: AtomicUsize::new(self.to_lose),
             is_silent: self.is_silent,
-            record: Mutex::new(Vec::new()),
+            record: Mutex::default(),
+            keys: Mutex::default(),
         });
         if self.tokens.is_none() {
             engine.gate.close();
@@ -229,6 +242,8 @@ impl Setup {
             context: CONTEXT,
             seed: 0,
         };
+        let sessions = Sessions::new(Arc::new(model.clone()), self.sessions);
+        let served = sessions.clone();
         let (own, (ready, started)) = (Arc::clone(&engine), mpsc::channel());
         let exchanges = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&exchanges);
@@ -238,13 +253,13 @@ impl Setup {
             runtime.block_on(async {
                 let listener = listen("127.0.0.1", 0).await.unwrap();
                 let record = move |exchange: &Exchange| log.lock().unwrap().push(exchange.clone());
-                let server = Server::new(listener, model, own, key, settings, record);
+                let server = Server::new(listener, model, own, key, settings, record).with_sessions(served);
                 ready.send((server.address().unwrap(), server.stopper())).unwrap();
                 server.run().await
             })
         });
         let (address, stopper) = started.recv().unwrap();
-        TestServer { address, engine, tokenizer, exchanges, stopper, thread: Some(thread) }
+        TestServer { address, engine, tokenizer, exchanges, sessions, stopper, thread: Some(thread) }
     }
 }
 
@@ -254,6 +269,7 @@ pub(crate) struct TestServer {
     pub(crate) engine: Arc<Scripted>,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) exchanges: Arc<Mutex<Vec<Exchange>>>,
+    pub(crate) sessions: Sessions,
     pub(crate) stopper: Stopper,
     thread: Option<JoinHandle<usize>>,
 }
@@ -268,6 +284,25 @@ impl TestServer {
             std::thread::sleep(Duration::from_millis(1));
         }
         panic!("{what} did not happen");
+    }
+
+    /// Opens a session at temperature 1.
+    pub(crate) fn session(&self) -> OpenSession {
+        self.session_with(SamplingSettings { max_new_tokens: CONTEXT, ..SamplingSettings::default() })
+    }
+
+    pub(crate) fn session_with(&self, sampling: SamplingSettings) -> OpenSession {
+        let key = SampleKey { ticket: Ticket(7), sample: 3, segment: 0 };
+        let spec = SessionSpec {
+            sampler: self.engine.clone(),
+            sampling,
+            random: RandomKey::for_sample(1, 0, Purpose::Rollout, key),
+            key,
+            policy: PolicyId::MAIN,
+            group: Some(7),
+            priority: 0,
+        };
+        self.sessions.open(spec).unwrap()
     }
 
     /// Waits until the engine computes nothing.

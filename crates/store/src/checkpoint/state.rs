@@ -75,8 +75,31 @@ pub struct CheckpointState {
     pub numeric_path: String,
     /// Seed of the run.
     pub seed: u64,
+    /// Versions that the leagues of the stage keep, by the names of their policies.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub leagues: BTreeMap<String, LeagueState>,
     /// Older versions whose weights are saved in [`pinned_weights_folder`], because groups in flight are pinned to them.
     pub pinned_versions: Vec<PolicyVersion>,
+}
+
+/// Versions of a policy that a league keeps as opponents.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LeagueState {
+    /// The versions, by their places in the league.
+    pub kept: Vec<KeptVersion>,
+    /// Number of versions kept so far, those that were replaced included.
+    pub taken: u64,
+}
+
+/// A version that a league keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct KeptVersion {
+    /// The version.
+    pub version: PolicyVersion,
+    /// Trained episodes against it.
+    pub played: u64,
+    /// Those that it lost; a draw counts one half.
+    pub lost: f64,
 }
 
 const FILE: &str = "trainer/state.json";
@@ -84,6 +107,11 @@ const FILE: &str = "trainer/state.json";
 /// Folder in a checkpoint of the weights of an older version.
 pub fn pinned_weights_folder(checkpoint: &Path, version: PolicyVersion) -> PathBuf {
     checkpoint.join(format!("trainer/pinned-{:06}", version.0))
+}
+
+/// Folder in a checkpoint of a policy other than the main one.
+pub fn policy_folder(checkpoint: &Path, name: &str) -> PathBuf {
+    checkpoint.join("policies").join(name)
 }
 
 impl CheckpointState {

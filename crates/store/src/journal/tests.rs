@@ -29,7 +29,7 @@ fn partial(sample: u32) -> Record {
     Record::PartialEpisode {
         ticket: Ticket(1),
         sample,
-        episode: PartialEpisode { turns: vec![turn], responses: Vec::new() },
+        episode: PartialEpisode { turns: vec![turn], agents: Vec::new(), responses: Vec::new() },
     }
 }
 

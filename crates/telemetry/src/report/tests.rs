@@ -250,7 +250,12 @@ fn many_warnings_become_the_first_and_the_latest() {
 fn stages_are_shown_one_after_the_other() {
     let mut first = started();
     if let Event::RunStarted { stages, .. } = &mut first.event {
-        stages.push(StageOutline { name: "second".into(), method: "sft".into(), steps: 3 });
+        stages.push(StageOutline {
+            name: "second".into(),
+            method: "sft".into(),
+            steps: 3,
+            policies: Vec::new(),
+        });
     }
     let page = serde_json::to_value(Run::of(&[first]).page()).unwrap();
     assert_eq!(page["stages"][1], serde_json::json!({"name": "second (sft)", "from": 1, "to": 4}));

@@ -77,8 +77,9 @@ impl HttpServer {
         Ok(response)
     }
 
-    /// The answer with a number in a stream of events, whose messages are in lines that begin with `data:`.
-    fn read_events(&self, body: impl Read, id: u64) -> Result<Incoming, Failure> {
+    /// The answer with a number in a stream of events, whose messages are in lines that begin with `data:`. Requests of the
+    /// server in between are answered.
+    fn read_events(&mut self, body: impl Read, id: u64, deadline: Instant) -> Result<Incoming, Failure> {
         let mut data = String::new();
         for line in BufReader::new(body).lines() {
             let line = line.map_err(|error| self.cut(&error))?;
@@ -87,11 +88,14 @@ impl HttpServer {
             } else if line.is_empty() {
                 let message = serde_json::from_str::<Incoming>(&data);
                 data.clear();
-                if let Ok(message) = message
-                    && message.method.is_none()
-                    && message.id == Some(Value::from(id))
-                {
-                    return Ok(message);
+                let Ok(message) = message else { continue };
+                match (&message.id, &message.method) {
+                    (Some(own), Some(method)) => {
+                        self.post(&message::answer(own, method), deadline)?;
+                    }
+                    (Some(found), None) if found.as_u64() == Some(id) => return Ok(message),
+                    // Notifications, and answers to requests that are no longer awaited.
+                    _ => {}
                 }
             }
         }
@@ -111,7 +115,7 @@ impl Transport for HttpServer {
         let is_stream = kind.starts_with("text/event-stream");
         let mut body = response.body_mut().with_config().limit(LONGEST_BODY).reader();
         if is_stream {
-            return self.read_events(body, id);
+            return self.read_events(body, id, deadline);
         }
         let mut text = String::new();
         body.read_to_string(&mut text).map_err(|error| self.cut(&error))?;

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 
 use crate::support::{LONG, SHORT, call, toolbox};
 
-const TOOLS: [&str; 9] = [
+const TOOLS: [&str; 10] = [
     "who",
+    "asks",
     "fails",
     "moves",
     "ends",
@@ -21,6 +22,9 @@ const TOOLS: [&str; 9] = [
     "hangs_in_its_answer",
     "hangs_in_its_events",
 ];
+
+/// Marks an answer that has no length and stays open.
+const OPEN: &str = "x-open: 1\r\n";
 
 /// A request: its first line, its session and its message.
 struct Request {
@@ -78,6 +82,13 @@ impl Request {
                         );
                         (ok, events, "", all)
                     }
+                    // The server waits for the answers.
+                    "asks" => {
+                        let ask = |id: &str, method: &str| {
+                            format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": id, "method": method}))
+                        };
+                        (ok, events, OPEN, ask("p", "ping") + &ask("s", "sampling/createMessage"))
+                    }
                     "fails" => ("500 No", "text/plain", "", "out of memory".to_owned()),
                     "moves" => ("307 Moved", json, "location: /elsewhere\r\n", String::new()),
                     "ends" => (ok, events, "", "data: {}\n\n".to_owned()),
@@ -108,15 +119,19 @@ impl Server {
         std::thread::spawn(move || {
             // Streams of answers that never end stay open.
             let mut open = Vec::new();
+            let (mut asking, mut answers): (Option<(TcpStream, Value)>, Vec<Value>) = Default::default();
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let request = Request::read(&stream);
                 if request.first.starts_with("DELETE") {
                     of_thread.lock().unwrap().push(request.session.clone());
                 }
+                if request.message["method"].is_null() && request.message["id"].is_string() {
+                    answers.push(request.message.clone());
+                }
                 let (status, kind, more, body) = request.answer();
                 let length = body.len();
-                let length = if more.contains("length") {
+                let length = if more.contains("length") || more == OPEN {
                     String::new()
                 } else {
                     format!("content-length: {length}\r\n")
@@ -125,8 +140,17 @@ impl Server {
                     "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{more}{length}connection: close\r\n"
                 );
                 write!(stream, "{head}\r\n{body}").unwrap();
-                if more.contains("length") {
+                if more == OPEN {
+                    asking = Some((stream, request.message["id"].clone()));
+                } else if more.contains("length") {
                     open.push(stream);
+                }
+                if answers.len() == 2
+                    && let Some((mut stream, id)) = asking.take()
+                {
+                    let text = Value::from(std::mem::take(&mut answers)).to_string();
+                    let result = json!({"content": [{"type": "text", "text": text}]});
+                    write!(stream, "data: {}\n\n", Request::answer_to(&id, &result)).unwrap();
                 }
             }
         });
@@ -150,6 +174,16 @@ fn servers_are_called_over_http() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(*server.ended.lock().unwrap(), ["s1"]);
+}
+
+#[test]
+fn requests_of_a_server_over_http_are_answered() {
+    let toolbox = Server::start().toolbox(LONG);
+    let Output { text, is_error } = call(&toolbox.open(), "asks", &json!({})).unwrap();
+    assert!(!is_error);
+    let answers: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answers[0], json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+    assert_eq!((&answers[1]["id"], &answers[1]["error"]["code"]), (&json!("s"), &json!(-32601)));
 }
 
 #[test]

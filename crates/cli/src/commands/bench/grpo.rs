@@ -134,6 +134,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
                 Span::new(Author::Prompt, 0..at),
                 Span::new(Author::Policy, at..tokens.len()).with_temperature(done.temperature),
             ],
+            agent: None,
             tokens,
             logprobs: done.logprobs,
             versions: done.versions.into_iter().map(shifted).collect(),
@@ -171,6 +172,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
             prm_logprob: &[],
             prm_reference_logprob: &[],
             given: &[],
+            agents: &[],
         }
     }
 

@@ -1,7 +1,7 @@
 //! Extracts from a recipe the stage to simulate: its schedule, its workload, and the properties that determine its
 //! speed.
 
-use rloom_config::{Config, Stage};
+use rloom_config::{Config, PolicySettings, Stage};
 use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
 use rloom_sched::{ScheduleSettings, SchedulerSettings};
@@ -46,6 +46,7 @@ impl Recipe {
             scoring_passes: u32::from(stage.algorithm.needs_reference()),
             context_tokens: workload.prompt_tokens.mean() + 0.5 * completion,
             max_batch: rollout.engine.max_running() as u32,
+            policies: 1 + config.policies.values().map(PolicySettings::ids).sum::<u32>(),
         };
         Ok(Self {
             stage: stage.name.clone(),

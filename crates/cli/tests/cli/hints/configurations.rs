@@ -9,6 +9,8 @@ const FILES: &str = "generator = \"arithmetic\" -> path = \"rows.jsonl\"";
 const ALPHABET: &str = "tokenizer.alphabet=0123456789+=";
 const GAMES: [&str; 3] =
     ["data.generator=guess", "environment.kind=guess", "reward.components=[{kind='environment'}]"];
+/// Two agents, of which one is played by another policy.
+const TWO: &str = "stage.rl.environment={kind='chain',order=['a','b'],agents={b={policy='other'}}}";
 const STALE: &str = "schedule.max_staleness=1";
 const PINNED: &str = "schedule.pin_version=true";
 
@@ -48,6 +50,10 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&["stage.rl.method=gigpo", "stage.rl.algorithm.advantage=group"], &["stage.rl.method=gigpo", GAMES[0], GAMES[1], GAMES[2]]]),
     mistake("add `{{ kind = \"environment\" }}` to `{}`", &["stage.rl.method=gigpo", GAMES[0], GAMES[1]], "add `{ kind = \"environment\" }` to `reward.components`",
         &[&["stage.rl.method=gigpo", GAMES[0], GAMES[1], "reward.components=[{kind='exact'},{kind='environment'}]"]]),
+    // Policies
+    mistake("set `{} = \"embedded\"`", &["policies.other={}", TWO, "rollout.engine=vllm"], "set `rollout.engine = \"embedded\"`", &[&["policies.other={}", TWO, "rollout.engine=embedded"]]),
+    mistake("set `{} = \"embedded\"`", &["policies.other={}", TWO, "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"`", &[&["policies.other={}", TWO, "stage.rl.trainer.backend=embedded"]]),
+    mistake("choose a method without one, such as `grpo` or `rloo`", &["policies.other={}", TWO, "stage.rl.method=ppo"], "choose a method without one, such as `grpo` or `rloo`", &[&["policies.other={}", TWO, "stage.rl.method=grpo"], &["policies.other={}", TWO, "stage.rl.method=rloo"]]),
     // Evaluation
     mistake("add {} to the components; with `weight = 0` it does not change the reward", &["reward.components=[{kind='random'}]"], "add one of the verifiers `exact`, `numeric`, `math` to the components; with `weight = 0` it does not change the reward",
         &[&["reward.components=[{kind='random'},{kind='exact',weight=0}]"], &["reward.components=[{kind='random'},{kind='numeric',weight=0}]"], &["reward.components=[{kind='random'},{kind='math',weight=0}]"]]),

@@ -34,6 +34,7 @@ pub(super) fn group(ticket: u64, samples: u32) -> Vec<Trajectory> {
             let scored = spans.iter().filter(|s| s.author == Author::Policy).map(|s| s.range.len()).sum();
             Trajectory {
                 key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
+                agent: None,
                 tokens,
                 spans,
                 logprobs: (0..scored)

@@ -18,6 +18,7 @@ pub(super) fn trajectory(ticket: u64) -> Trajectory {
     let n = prompt + 1 + stream.below(1001, 12) as usize;
     Trajectory {
         key: SampleKey { ticket: Ticket(ticket), sample: 0, segment: 0 },
+        agent: None,
         tokens: (0..n as u64).map(|i| stream.below(i, VOCABULARY.into()) as u32).collect(),
         spans: vec![
             Span::new(Author::Prompt, 0..prompt),

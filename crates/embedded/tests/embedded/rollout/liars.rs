@@ -12,7 +12,7 @@ use rloom_embedded::EmbeddedRolloutEngine;
 use rloom_engine::conformance::RolloutSuite;
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, OnUpdate, PublishedPolicy, RolloutCapabilities,
-    RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, WorkerStatus,
+    RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, SampledToken, WorkerStatus,
 };
 use rloom_ops::Ctx;
 
@@ -53,6 +53,10 @@ enum Lie {
     Statistics,
     /// Runs more requests than it declares.
     Running,
+    /// Sends tokens to the sink that are no part of the completion.
+    Sink,
+    /// Sends the prefix to the sink, too.
+    SinkPrefix,
 }
 
 struct Liar {
@@ -97,6 +101,16 @@ impl RolloutEngine for Liar {
             Lie::Timeout => request.timeout = None,
             Lie::AnyPolicy => request.policy = self.loaded.lock().unwrap().unwrap_or_default(),
             Lie::Attachments => request.attachments.clear(),
+            Lie::Sink => {
+                if let Some(sink) = &request.sink {
+                    sink.send(SampledToken { token: 0, logprob: -1.0 });
+                }
+            }
+            Lie::SinkPrefix => {
+                if let Some(sink) = &request.sink {
+                    prefix.iter().for_each(|&token| sink.send(SampledToken { token, logprob: -1.0 }));
+                }
+            }
             _ => {}
         }
         let future = self.engine.generate(request);
@@ -183,6 +197,8 @@ fn every_lie_is_detected() {
         (Lie::Attachments, "an attachment was not refused"),
         (Lie::Statistics, "statistics count 0"),
         (Lie::Running, "instead of at most 1"),
+        (Lie::Sink, "a sink received"),
+        (Lie::SinkPrefix, "a sink received"),
     ];
     let models = Models::new();
     for (lie, expected) in lies {

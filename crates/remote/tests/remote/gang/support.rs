@@ -93,6 +93,7 @@ pub(crate) fn trajectories(step: u64) -> Vec<Trajectory> {
             };
             all.push(Trajectory {
                 key: SampleKey { ticket: Ticket(ticket), sample, segment: 0 },
+                agent: None,
                 tokens: (0..n).map(token).collect(),
                 spans: vec![
                     Span::new(Author::Prompt, 0..prompt),

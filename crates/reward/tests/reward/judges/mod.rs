@@ -49,6 +49,7 @@ fn task(answer: &str) -> Task {
 fn trajectory(sample: u32) -> Trajectory {
     Trajectory {
         key: SampleKey { ticket: Ticket(11), sample, segment: 0 },
+        agent: None,
         tokens: vec![0; 4],
         spans: vec![Span::new(Author::Prompt, 0..3), Span::new(Author::Policy, 3..4)],
         logprobs: vec![-1.0],

@@ -65,13 +65,14 @@ impl Parts {
         threads: usize,
         start: StageStart,
     ) -> Result<Models<ByteTrainer>, RunError> {
-        let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
+        let Models { policy, critic, prm, .. } = self.embedded.models(stage, threads, start)?;
         let behind_bytes =
             |engine| ByteTrainer::new(engine, self.publications.clone(), Arc::clone(&self.received));
         Ok(Models {
             policy: behind_bytes(policy),
             critic: critic.map(behind_bytes),
             prm: prm.map(behind_bytes),
+            further: Vec::new(),
         })
     }
 

@@ -312,7 +312,7 @@ impl EngineFactory for FaultyEngines {
                 return Err(RunError::Gang(GangError::Died { rank: 1, end, during, stderr }));
             }
         }
-        let Models { policy, critic, prm } = self.embedded.models(stage, threads, start)?;
+        let Models { policy, critic, prm, .. } = self.embedded.models(stage, threads, start)?;
         let wrap = |engine, faults: EngineFaults| HookedTrainer {
             engine,
             hook: faults.before_second_batch,
@@ -329,6 +329,7 @@ impl EngineFactory for FaultyEngines {
             policy: wrap(policy, faults),
             critic: critic.map(|engine| wrap(engine, none())),
             prm: prm.map(|engine| wrap(engine, none())),
+            further: Vec::new(),
         })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rloom_collect::EpisodeSettings;
 use rloom_core::{RandomKey, Task};
 use rloom_engine::TrainProgress;
-use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Start};
+use rloom_env::{BoxFuture, EnvError, Environment, SingleTurn, Solo, Start};
 use rloom_reward::{Assessment, Completion, JudgeError, OnError, Reward, Scorer};
 use rloom_run::EpisodeHook;
 use rloom_text::Tokenizer;
@@ -205,7 +205,7 @@ impl Faults {
         if let Some((stage, environment, timeout)) = &self.environment
             && settings.stage == *stage
         {
-            settings.environment = Arc::new(environment.clone());
+            settings.world = Arc::new(Solo::new(Arc::new(environment.clone())));
             settings.timeout = *timeout;
         }
     }

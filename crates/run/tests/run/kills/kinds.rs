@@ -1,5 +1,7 @@
 //! The kinds of runs that are killed.
 
+use crate::recipe::CHAT_TEMPLATE;
+
 /// A kind of run.
 pub(super) struct Kind {
     pub(super) name: &'static str,
@@ -19,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 10] = [
+pub(super) const KINDS: [Kind; 11] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -120,10 +122,31 @@ pub(super) const KINDS: [Kind; 10] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: AGENTS,
+        schedule: &[
+            AGENT,
+            CHAT_TEMPLATE,
+            "stage.rl.steps=6",
+            "stage.rl.groups_per_batch=3",
+            "eval.tasks=2",
+            "sampling.max_new_tokens=4",
+            "reward.components=[{kind='environment'}]",
+        ],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
 
+/// The kind whose episodes are those of agents.
+pub(super) const AGENTS: &str = "agents";
 /// The kind whose episodes have several segments.
 pub(super) const SEGMENTS: &str = "episodes of several segments";
+
+/// An agent of the tests `agents`.
+const AGENT: &str = "environment={kind='agent',concurrency=4,cwd='/',command=['/proc/self/exe','--exact',\
+                     'agents::player::rewarded','--ignored','--nocapture']}";
 
 const SOURCES: &str = "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=2.0},\
                        {generator='arithmetic',operations=['+'],max_digits=2,domain='hard'}]";

@@ -61,6 +61,11 @@ group_size = 4
 learning_rate = 1e-3
 "#;
 
+/// Messages one after another.
+#[cfg(unix)]
+pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template=\"{% for message in messages %}{{ message.content }}\
+     {% if message.role == 'assistant' %}<|eos|>{% endif %}{% endfor %}\"";
+
 /// The recipe with overrides, for a run below `directory`.
 pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
     let parent = format!("run.directory={}", directory.display());

@@ -114,7 +114,12 @@ fn started(attempt: u32) -> EventLine {
         numeric_path: "portable".to_owned(),
         parameters: 1,
         resumed_from: None,
-        stages: vec![StageOutline { name: "rl".to_owned(), method: "grpo".to_owned(), steps: 7 }],
+        stages: vec![StageOutline {
+            name: "rl".to_owned(),
+            method: "grpo".to_owned(),
+            steps: 7,
+            policies: Vec::new(),
+        }],
     };
     line(attempt, 0, event)
 }

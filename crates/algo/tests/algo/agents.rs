@@ -1,0 +1,227 @@
+//! Credit of several agents, by hand.
+
+use rloom_algo::estimators::{Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
+use rloom_algo::{
+    AdvantageSpec, Advantages, AgentPart, AgentTurn, EpisodeRewards, Estimator, GroupRewards, RoleBaselines,
+    RunningMoments, Shaping, ShapingHistory, StepReward, advantages_of_roles,
+};
+
+/// Agents with their own reward and the rewards of their turns, of one token each.
+type Agents<'a> = &'a [(&'a str, Option<f64>, &'a [Option<f64>])];
+
+fn parts<'a>(agents: Agents<'a>) -> Vec<AgentPart<'a>> {
+    let mut at = 0;
+    let part = |&(name, reward, turns): &(&'a str, Option<f64>, &'a [Option<f64>])| {
+        let start = at;
+        let turn = |&reward: &Option<f64>| {
+            at += 1;
+            AgentTurn { tokens: (at - 1, at), reward }
+        };
+        let turns: Vec<AgentTurn> = turns.iter().map(turn).collect();
+        AgentPart { name, tokens: (start, at), reward, turns }
+    };
+    agents.iter().map(part).collect()
+}
+
+fn computed(estimator: Estimator, roles: &RoleBaselines, groups: &[Vec<(f64, Agents<'_>)>]) -> Advantages {
+    let parts: Vec<Vec<Vec<AgentPart<'_>>>> =
+        groups.iter().map(|group| group.iter().map(|(_, agents)| parts(agents)).collect()).collect();
+    let groups: Vec<GroupRewards<'_>> = groups
+        .iter()
+        .zip(&parts)
+        .map(|(group, parts)| {
+            let episode = |((reward, _), agents): (&(f64, Agents<'_>), &'_ Vec<AgentPart<'_>>)| {
+                let tokens = agents.last().map_or(0, |agent| agent.tokens.1);
+                (*reward, tokens)
+            };
+            let numbers: Vec<(f64, usize)> = group.iter().zip(parts).map(episode).collect();
+            let episodes = numbers.into_iter().zip(parts).map(|((reward, tokens), agents)| EpisodeRewards {
+                agents,
+                ..EpisodeRewards::new(Some(reward), tokens)
+            });
+            GroupRewards { episodes: episodes.collect() }
+        })
+        .collect();
+    let spec = AdvantageSpec { estimator, kl_coef: 0.0, whiten: false };
+    advantages_of_roles(&spec, &RunningMoments::default(), roles, &groups).unwrap()
+}
+
+fn tokens(advantages: &Advantages, group: usize, episode: usize, count: usize) -> Vec<f64> {
+    (0..count).map(|t| f64::from(advantages.episodes[group][episode].at(t))).collect()
+}
+
+fn assert_near(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    assert!(
+        found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
+        "{found:?}, expected {expected:?}"
+    );
+}
+
+const ONE: &[Option<f64>] = &[None];
+
+#[test]
+fn each_agent_is_compared_with_itself() {
+    let estimator = Estimator::PerAgent;
+    let group = || {
+        vec![
+            (0.0, &[("a", Some(1.0), ONE), ("b", Some(10.0), ONE)][..]),
+            (0.0, &[("a", Some(3.0), ONE), ("b", Some(10.0), ONE)]),
+            // An agent that takes no turn is in no statistic.
+            (0.0, &[("b", Some(40.0), ONE)]),
+        ]
+    };
+    let mean = PerAgent { divide_by_std: false, ..PerAgent::default() };
+    let found = computed(estimator(mean), &RoleBaselines::new(), &[group()]);
+    assert_near(&tokens(&found, 0, 0, 2), &[-1.0, -10.0]);
+    assert_near(&tokens(&found, 0, 1, 2), &[1.0, -10.0]);
+    assert_near(&tokens(&found, 0, 2, 1), &[20.0]);
+    // The standard deviation of 1 and 3 is √2, that of 10, 10 and 40 is √300.
+    let found = computed(
+        estimator(PerAgent { std_epsilon: 0.0, ..PerAgent::default() }),
+        &RoleBaselines::new(),
+        &[group()],
+    );
+    assert_near(&tokens(&found, 0, 0, 2), &[-0.707_106_78, -0.577_350_27]);
+    // A shared reward gives all agents the episode's.
+    let shared = PerAgent { own_reward: false, ..mean };
+    let group = vec![(1.0, &[("a", Some(5.0), ONE), ("b", None, ONE)][..]), (0.0, &[("a", None, ONE)])];
+    let found = computed(estimator(shared), &RoleBaselines::new(), &[group]);
+    assert_near(&tokens(&found, 0, 0, 2), &[0.5, 0.0]);
+}
+
+/// The baseline of each role is read before the reward updates it, over episodes, groups and batches.
+#[test]
+fn role_baselines_follow_the_rewards_of_a_role() {
+    let estimator = Estimator::RoleBaseline(RoleBaseline { decay: 0.75 });
+    let game = |reward: f64| -> (f64, Vec<(&str, Option<f64>, &[Option<f64>])>) {
+        (0.0, vec![("x", Some(reward), ONE), ("o", Some(-reward), ONE)])
+    };
+    let (win, loss) = (game(1.0), game(-1.0));
+    let first = computed(estimator, &RoleBaselines::new(), &[vec![(0.0, &win.1)], vec![(0.0, &win.1)]]);
+    assert_near(&tokens(&first, 0, 0, 2), &[1.0, -1.0]);
+    assert_near(&tokens(&first, 1, 0, 2), &[0.75, -0.75]);
+    assert_near(&[first.roles["x"], first.roles["o"]], &[0.4375, -0.4375]);
+    let second = computed(estimator, &first.roles, &[vec![(0.0, &loss.1)]]);
+    assert_near(&tokens(&second, 0, 0, 2), &[-1.4375, 1.4375]);
+    assert_near(&[second.roles["x"]], &[0.75 * 0.4375 - 0.25]);
+}
+
+/// In a game that the first player wins seven times of ten, the advantages of a role add up to nearly nothing against its own
+/// baseline, and to ±4 in ten games without.
+#[test]
+fn a_role_baseline_takes_away_the_advantage_of_a_seat() {
+    let won: Vec<(&str, Option<f64>, &[Option<f64>])> =
+        vec![("first", Some(1.0), ONE), ("second", Some(-1.0), ONE)];
+    let lost: Vec<(&str, Option<f64>, &[Option<f64>])> =
+        vec![("first", Some(-1.0), ONE), ("second", Some(1.0), ONE)];
+    let games: Vec<_> =
+        (0..2000).map(|game| vec![(0.0, if game % 10 < 7 { &won[..] } else { &lost[..] })]).collect();
+    let sum = |decay: f64| {
+        let estimator = Estimator::RoleBaseline(RoleBaseline { decay });
+        let found = computed(estimator, &RoleBaselines::new(), &games);
+        let first = |game: usize| tokens(&found, game, 0, 2)[0];
+        (1000..2000).map(first).sum::<f64>() / 1000.0
+    };
+    assert!(sum(0.95).abs() < 0.01, "{}", sum(0.95));
+    let raw: f64 = games.iter().skip(1000).map(|game| game[0].1[0].1.unwrap()).sum::<f64>() / 1000.0;
+    assert!((raw - 0.4).abs() < 1e-9);
+}
+
+/// Renaming agents, or exchanging them, changes nothing.
+#[test]
+fn names_of_agents_do_not_matter() {
+    let rewards = [[1.0, 0.2], [0.0, 0.9], [0.5, 0.4]];
+    for estimator in [
+        Estimator::PerAgent(PerAgent::default()),
+        Estimator::Marti(Marti::default()),
+        Estimator::Magrpo(Magrpo::default()),
+        Estimator::RoleBaseline(RoleBaseline::default()),
+    ] {
+        let of = |[a, b]: [&'static str; 2]| {
+            let turns: Vec<[[Option<f64>; 2]; 2]> =
+                rewards.iter().map(|[x, y]| [[Some(*x), Some(*y)], [Some(*y), Some(*x)]]).collect();
+            let agents: Vec<_> = rewards
+                .iter()
+                .zip(&turns)
+                .map(|([x, y], turns)| [(a, Some(*x), &turns[0][..]), (b, Some(*y), &turns[1][..])])
+                .collect();
+            let group = rewards.iter().zip(&agents).map(|([x, _], agents)| (*x, &agents[..])).collect();
+            computed(estimator, &RoleBaselines::new(), &[group]).episodes
+        };
+        assert_eq!(of(["a", "b"]), of(["z", "c"]), "{estimator:?}");
+    }
+}
+
+/// The tables of the reference: three turns of two agents.
+#[test]
+fn marti_shapes_rewards_by_earlier_turns() {
+    let (a, b) = ([Some(0.0), Some(1.0), Some(1.0)], [Some(1.0), Some(0.0), Some(1.0)]);
+    let agents = [("a", None, &a[..]), ("b", None, &b[..])];
+    // Another episode without a reward, so that the difference of the advantages is that of the shaped rewards.
+    let zero = [Some(0.0); 3];
+    let nothing = [("a", None, &zero[..]), ("b", None, &zero[..])];
+    let shaped = |settings: Marti| {
+        let estimator = Estimator::Marti(Marti { divide_by_std: false, ..settings });
+        let group = vec![(1.0, &agents[..]), (0.0, &nothing[..])];
+        let found = computed(estimator, &RoleBaselines::new(), &[group]);
+        (tokens(&found, 0, 0, 6), tokens(&found, 0, 1, 6))
+    };
+    let differences = |settings| {
+        let (one, other) = shaped(settings);
+        one.iter().zip(&other).map(|(a, b)| a - b).collect::<Vec<f64>>()
+    };
+    let all = ShapingHistory::All;
+    // Margin: Q of turn 1 is 1/2 for both, of turn 2 (0 + 1 + 1 + 0)/4.
+    let margin = Marti { shaping: Shaping::Margin, history: all, ..Marti::default() };
+    assert_near(&differences(margin), &[0.0, 1.25, 1.25, 1.0, -0.25, 1.25]);
+    // Quality: Q·R − (1 − Q)(1 − R) is ±1/2 there, and −1 where both Q and R are 0.
+    let quality = Marti { shaping: Shaping::Quality, ..margin };
+    assert_near(&differences(quality), &[0.0, 1.25 + 0.5, 1.25 + 0.5, 1.0, -0.25 + 0.5, 1.25 + 0.5]);
+    // The agent's own history: Q of a is 0 and then 1/2; of b 1 and then 1/2.
+    let own = Marti { history: ShapingHistory::Own, ..margin };
+    assert_near(&differences(own), &[0.0, 1.5, 1.25, 1.0, -0.5, 1.25]);
+    // β adds half of the last reward, 1 for both, to each turn.
+    let outcome = Marti { beta: 0.5, ..margin };
+    assert_near(&differences(outcome), &[0.5, 1.75, 1.75, 1.5, 0.25, 1.75]);
+}
+
+#[test]
+fn magrpo_discounts_the_joint_reward_over_turns() {
+    let estimator = Estimator::Magrpo(Magrpo { gamma: 0.5 });
+    let two: &[Option<f64>] = &[None, None];
+    let (full, short) = ([("a", None, two), ("b", None, two)], [("a", None, two), ("b", None, ONE)]);
+    // An episode of one turn: its return from turn 0 is its reward.
+    let single = [("a", None, ONE)];
+    let group = vec![(1.0, &full[..]), (0.0, &short[..]), (0.5, &single[..])];
+    let found = computed(estimator, &RoleBaselines::new(), &[group]);
+    // Returns from turn 0: 1/2, 0, 1/2, their mean 1/3; from turn 1: 1 and 0.
+    let third = 1.0 / 3.0;
+    assert_near(&tokens(&found, 0, 0, 4), &[0.5 - third, 0.5, 0.5 - third, 0.5]);
+    assert_near(&tokens(&found, 0, 1, 3), &[-third, -0.5, -third]);
+    assert_near(&tokens(&found, 0, 2, 1), &[0.5 - third]);
+}
+
+/// In a game of two agents the steps of one are not followed by those of the other, and each has its own reward.
+#[test]
+fn steps_of_an_agent_are_followed_by_its_own() {
+    let step = |at: usize, reward: f64, state: &'static str| StepReward {
+        tokens: (at, at + 1),
+        reward,
+        state: Some(state),
+    };
+    let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -1.0, "o")];
+    let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 1.0, "o")];
+    let turns: [&[Option<f64>]; 2] = [&[None, None], ONE];
+    let win = parts(&[("first", Some(1.0), turns[0]), ("second", Some(-1.0), turns[1])]);
+    let loss = parts(&[("first", Some(-1.0), turns[0]), ("second", Some(1.0), turns[1])]);
+    let episode = |steps, agents| EpisodeRewards { steps, agents, ..EpisodeRewards::new(Some(0.0), 3) };
+    let group = GroupRewards { episodes: vec![episode(&won, &win), episode(&lost, &loss)] };
+    let settings = Gigpo { gamma: 0.5, divide_by_std: false, ..Gigpo::default() };
+    let spec = AdvantageSpec { estimator: Estimator::Gigpo(settings), kl_coef: 0.0, whiten: false };
+    let found =
+        advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &[group]).unwrap();
+    // Episode: ±1. Steps: ±0.5 from the start, none in states seen once, ±1 in "o".
+    assert_near(&tokens(&found, 0, 0, 3), &[1.5, 1.0, -2.0]);
+    assert_near(&tokens(&found, 0, 1, 3), &[-1.5, -1.0, 2.0]);
+}
