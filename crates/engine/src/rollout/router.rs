@@ -78,13 +78,10 @@ impl<E: RolloutEngine> RolloutEngine for PolicyRouter<E> {
         policy: &PublishedPolicy,
         on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send {
-        let called = match self.of(policy.policy) {
-            Some(engine) => Ok(engine.load(policy, on_update)),
-            None => {
-                let loaded = self.policies();
-                Err(RolloutError::TooManyPolicies { label: policy.label(), limit: loaded.len(), loaded })
-            }
-        };
+        let called = self.of(policy.policy).map(|engine| engine.load(policy, on_update)).ok_or_else(|| {
+            let loaded = self.policies();
+            RolloutError::TooManyPolicies { label: policy.label(), limit: loaded.len(), loaded }
+        });
         async move { called?.await }
     }
 
@@ -115,7 +112,7 @@ impl<E: RolloutEngine> RolloutEngine for PolicyRouter<E> {
     fn capabilities(&self) -> RolloutCapabilities {
         let mut all = self.main.capabilities();
         for (_, engine) in &self.further {
-            all = common(all, engine.capabilities());
+            all = common(all, &engine.capabilities());
         }
         all
     }
@@ -146,7 +143,7 @@ impl<E: RolloutEngine> RolloutEngine for PolicyRouter<E> {
 }
 
 /// Properties of two engines together.
-fn common(one: RolloutCapabilities, other: RolloutCapabilities) -> RolloutCapabilities {
+fn common(one: RolloutCapabilities, other: &RolloutCapabilities) -> RolloutCapabilities {
     let mixes = |kind: &OnUpdate| one.mixes_versions.contains(kind) || other.mixes_versions.contains(kind);
     let on_update: Vec<OnUpdate> =
         one.on_update.iter().filter(|kind| other.on_update.contains(kind)).copied().collect();
