@@ -46,7 +46,8 @@ pub(crate) struct Futures {
     /// Tells the identifiers of several servers apart.
     nonce: u64,
     entries: Mutex<Entries>,
-    max_futures: usize,
+    /// Most entries.
+    limit: usize,
     max_bytes: usize,
     lifetime: Duration,
 }
@@ -96,7 +97,7 @@ impl Futures {
         Self {
             nonce,
             entries: Mutex::default(),
-            max_futures: settings.max_futures,
+            limit: settings.max_futures,
             max_bytes: settings.max_result_bytes,
             lifetime: settings.result_lifetime,
         }
@@ -109,9 +110,9 @@ impl Futures {
     /// A new result of a session's operation.
     pub(crate) fn create(&self, session: &str) -> Result<String, Problem> {
         let mut entries = self.entries();
-        while entries.map.len() >= self.max_futures {
+        while entries.map.len() >= self.limit {
             if !entries.evict(None) {
-                let most = self.max_futures;
+                let most = self.limit;
                 return Err(Problem::busy(format!("{most} operations are in flight, which is the limit")));
             }
         }

@@ -1,6 +1,6 @@
 //! Sessions with their models and samplers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ const KNOWN_SAMPLES: usize = 4096;
 /// What clients have opened.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    sessions: HashMap<String, Session>,
-    models: HashMap<String, ModelEntry>,
-    samplers: HashMap<String, Sampler>,
+    sessions: BTreeMap<String, Session>,
+    models: BTreeMap<String, ModelEntry>,
+    samplers: BTreeMap<String, Sampler>,
     /// Number of the next weights to sample from; 0 is the base model's.
     weights: u64,
 }

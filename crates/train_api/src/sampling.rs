@@ -88,8 +88,7 @@ impl Sampling {
         }
         let response = SampleResponse {
             sequences: generations?.iter().map(sequence).collect(),
-            prompt_logprobs: prompt_logprobs
-                .map(|values| bytes_of(values.into_iter().map(|value| value.to_le_bytes()))),
+            prompt_logprobs: prompt_logprobs.map(|values| bytes_of(values.into_iter().map(f32::to_le_bytes))),
         };
         Ok(Outcome::Protobuf(Bytes::from(response.encode_to_vec())))
     }

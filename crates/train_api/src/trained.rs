@@ -18,7 +18,8 @@ use crate::futures::Outcome;
 use crate::loss::{Loss, sum_counts};
 use crate::problem::Failed;
 use crate::wire::{
-    AdamParams, ArrayRecord, BatchedTensor, FLOAT32, ForwardBackwardOutput, ForwardBackwardRequest, bytes_of,
+    AdamParams, ArrayRecord, BatchedTensor, FLOAT32, ForwardBackwardOutput, ForwardBackwardRequest,
+    LossConfigValue, bytes_of,
 };
 
 /// A model with its gradient and optimizer.
@@ -146,12 +147,12 @@ fn settings(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, F
     if request.loss_fn_config_v2.is_empty() {
         return Ok(request.loss_fn_config.clone());
     }
-    let number = |(key, value): (&String, &crate::wire::LossConfigValue)| match value.number {
-        Some(number) => Ok((key.clone(), number)),
-        None => {
+    let number = |(key, value): (&String, &LossConfigValue)| {
+        let number = value.number.ok_or_else(|| {
             let key: String = key.chars().take(60).collect();
-            Err(Failed::user(format!("`loss_fn_config`: `{key}` must be a number")))
-        }
+            Failed::user(format!("`loss_fn_config`: `{key}` must be a number"))
+        })?;
+        Ok((key.clone(), number))
     };
     request.loss_fn_config_v2.iter().map(number).collect()
 }

@@ -97,7 +97,7 @@ fn damaged_requests_are_answered() {
             (path, body.to_string().into_bytes())
         };
         if draw(6, 2) == 0 {
-            for change in 0..1 + draw(7, 3) {
+            for change in 0..=draw(7, 3) {
                 let at = draw(10 + change, bytes.len() as u64) as usize;
                 bytes[at] = draw(20 + change, 256) as u8;
             }
