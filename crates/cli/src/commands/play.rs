@@ -41,7 +41,8 @@ fn list(output: Output) -> Result<(), Failure> {
     let width = kinds.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, about) in kinds {
         let about = about.trim();
-        let with_recipe = if is_playable(name) || *name == AgentEnvironment::NAME { "" } else { " Played with a recipe." };
+        let with_recipe =
+            if is_playable(name) || *name == AgentEnvironment::NAME { "" } else { " Played with a recipe." };
         if output.json {
             output.json(&json!({"name": name, "about": about, "playable": is_playable(name)}))?;
         } else {

@@ -112,7 +112,8 @@ impl AgentHost for OneCall {
             let Generation { tokens, logprobs, versions, stop, .. } =
                 generation.map_err(|_| EnvError::NoTurn { key: episode.key })?;
             let sampled = tokens.len();
-            let moved = |span: VersionSpan| VersionSpan { range: span.range.start + 2..span.range.end + 2, ..span };
+            let moved =
+                |span: VersionSpan| VersionSpan { range: span.range.start + 2..span.range.end + 2, ..span };
             Ok(vec![Trajectory {
                 key: episode.key,
                 tokens: [vec![2, 3], tokens].concat(),
@@ -134,7 +135,10 @@ impl AgentHost for OneCall {
 fn runner(answers: Vec<Answer>) -> (Arc<Prepared>, EpisodeRunner<Prepared>) {
     let engine = Arc::new(Prepared { answers: Mutex::new(answers.into()), requests: Mutex::default() });
     let tokenizer = Tokenizer::characters(&CharacterSettings::new("0123456789")).unwrap();
-    let scorer = Scorer::from_rewards(vec![("random".to_owned(), 1.0, Box::new(Random { probability: 0.5 }))], OnError::Fatal);
+    let scorer = Scorer::from_rewards(
+        vec![("random".to_owned(), 1.0, Box::new(Random { probability: 0.5 }))],
+        OnError::Fatal,
+    );
     let settings = EpisodeSettings {
         world: Arc::new(Solo::new(Arc::new(SingleTurn))),
         host: Some(Arc::new(OneCall)),
