@@ -88,6 +88,7 @@ impl OwnLoop {
                 versions: vec![],
                 stop: StopReason::Length,
                 attachments: Vec::new(),
+                agent: None,
             })
             .collect();
         let batches: Vec<PackedBatch> = pack(&trajectories, 40).unwrap();
