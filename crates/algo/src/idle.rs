@@ -89,7 +89,6 @@ mod tests {
                 picked: &[],
                 outcome: 0.0,
                 given: &[],
-                agents: &[],
             };
             let mut terms = [TokenTerm::default(); 6];
             surrogate.kernel().row(&row, &mut terms);

@@ -110,6 +110,8 @@
 //!   checkpoints.
 //! - **sample**: An episode, seen as one of several drawn for the same task.
 //! - **segment**: One trajectory of an episode; agents, compaction and branches give an episode several.
+//! - **session**: The calls of an agent over HTTP in one attempt at a task, under a path with a secret token; they become
+//!   one episode.
 //! - **span**: A range of tokens of a trajectory by one author.
 //! - **speculation**: Decoding in which several drafted tokens are verified in one forward pass; the sampled tokens
 //!   do not change.

@@ -56,22 +56,23 @@ fn trained(engine: &Recorder) -> Vec<u32> {
     engine.accumulated.first().map(|(_, tokens)| tokens.keys().copied().collect()).unwrap_or_default()
 }
 
-const RLOO: &str = r#"{"loss":{"aggregation":"sequence_mean"}}"#;
+/// The reward minus the mean of the group, and a mean over sequences.
+const MEAN: &str = r#"{"advantage":"group_mean","loss_aggregation":"sequence_mean"}"#;
 
 #[test]
 fn each_policy_is_trained_on_its_own_segments_with_the_advantage_of_the_episode() {
     let won = played(&[(0, &[1, 2]), (1, &[3, 4, 5])], 1.0);
     let lost = played(&[(0, &[6]), (1, &[7])], 0.0);
     let mut models = with_further(0.5);
-    let report = train(Method::Rloo, RLOO, &mut models, &[group(vec![won, lost])]);
+    let report = train(Method::Grpo, MEAN, &mut models, &[group(vec![won, lost])]);
     assert_eq!(trained(&models.policy), [1, 2, 6]);
     assert_eq!(trained(&models.further[0].engine), [3, 4, 5, 7]);
     assert_eq!((&models.policy.rates, &models.further[0].engine.rates), (&vec![1.0], &vec![0.5]));
-    // Each policy has two sequences, whose advantages are 1 and −1; a sequence is as long as the policy's own part.
+    // Each policy has two sequences, whose advantages are ½ and −½; a sequence is as long as the policy's own part.
     let main = &models.policy.accumulated[0].1;
     let other = &models.further[0].engine.accumulated[0].1;
     for (of, token, wanted) in
-        [(main, 1, -0.25), (main, 2, -0.25), (main, 6, 0.5), (other, 3, -1.0 / 6.0), (other, 7, 0.5)]
+        [(main, 1, -0.125), (main, 2, -0.125), (main, 6, 0.25), (other, 3, -1.0 / 12.0), (other, 7, 0.25)]
     {
         assert_close(of[&token].0, wanted, &format!("token {token}"));
     }
@@ -90,7 +91,7 @@ fn segments_of_other_policies_change_no_normaliser() {
     ] {
         let other = played(&[(0, &[5])], 0.0);
         let mut models = with_further(1.0);
-        train(Method::Rloo, RLOO, &mut models, &[group(vec![played(segments, 1.0), other])]);
+        train(Method::Grpo, MEAN, &mut models, &[group(vec![played(segments, 1.0), other])]);
         coefficients.push(models.policy.accumulated[0].1.clone());
     }
     assert_eq!(coefficients[0], coefficients[1]);

@@ -213,8 +213,9 @@ fn steps_of_an_agent_are_followed_by_its_own() {
     let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -1.0, "o")];
     let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 1.0, "o")];
     let turns: [&[Option<f64>]; 2] = [&[None, None], ONE];
-    let win = parts(&[("first", Some(1.0), turns[0]), ("second", Some(-1.0), turns[1])]);
-    let loss = parts(&[("first", Some(-1.0), turns[0]), ("second", Some(1.0), turns[1])]);
+    let agents = |sign: f64| [("first", Some(sign), turns[0]), ("second", Some(-sign), turns[1])];
+    let (of_won, of_lost) = (agents(1.0), agents(-1.0));
+    let (win, loss) = (parts(&of_won), parts(&of_lost));
     let episode = |steps, agents| EpisodeRewards { steps, agents, ..EpisodeRewards::new(Some(0.0), 3) };
     let group = GroupRewards { episodes: vec![episode(&won, &win), episode(&lost, &loss)] };
     let settings = Gigpo { gamma: 0.5, divide_by_std: false, ..Gigpo::default() };

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, SampleKey, Task, Ticket};
 use rloom_data::{DataSettings, Dataset, Split};
-use rloom_env::{Attempt, Environment, EnvironmentSettings, Progress, Turn};
+use rloom_env::{AgentEnvironment, Attempt, Environment, EnvironmentSettings, Progress, Turn};
 use rloom_text::calls::CallFormat;
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -41,7 +41,8 @@ fn list(output: Output) -> Result<(), Failure> {
     let width = kinds.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, about) in kinds {
         let about = about.trim();
-        let with_recipe = if is_playable(name) { "" } else { " Played with a recipe." };
+        let with_recipe =
+            if is_playable(name) || *name == AgentEnvironment::NAME { "" } else { " Played with a recipe." };
         if output.json {
             output.json(&json!({"name": name, "about": about, "playable": is_playable(name)}))?;
         } else {
@@ -79,6 +80,9 @@ fn source(arguments: &Play) -> Result<(EnvironmentSettings, DataSettings), Failu
     let overrides: Vec<String> = arguments.overrides.iter().cloned().chain(opponent).collect();
     let config = Config::load(&[path], &overrides)?;
     let stage = config.stages.last().ok_or_else(|| Failure::usage_text("the recipe has no stage"))?;
+    if stage.environment.agent().is_some() {
+        return Err(Failure::usage_text("the program of an `agent` environment plays its episodes"));
+    }
     Ok((stage.environment.clone(), stage.data.clone()))
 }
 

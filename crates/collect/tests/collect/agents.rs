@@ -90,6 +90,7 @@ fn runner(engine: &Arc<RoundEngine>) -> EpisodeRunner<RoundEngine> {
         OnError::Fatal,
     );
     let settings = EpisodeSettings {
+        host: None,
         world: Arc::new(Circle(["a", "b", "c"].map(AgentSpec::new).into())),
         tokenizer: Arc::new(tokenizer),
         scorer: Arc::new(scorer),

@@ -3,4 +3,5 @@
 mod agents;
 mod bounded;
 mod dropped;
+mod hosted;
 mod prompts;

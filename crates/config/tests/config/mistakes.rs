@@ -422,7 +422,7 @@ fn domains() {
 #[test]
 fn policies() {
     const OTHER: &str = "[stage.rl.environment]\nkind = \"chain\"\norder = [\"a\", \"b\"]\n\
-                         agents.b.policy = \"other\"\n[policies.other]\n";
+                         agents.a.policy = \"main\"\nagents.b.policy = \"other\"\n[policies.other]\n";
     let cases: [(&str, &[Code]); 11] = [
         ("[policies.main]\n", &[Code::OutOfRange]),
         ("[policies.fourth]\n", &[Code::Unread]),
@@ -437,16 +437,11 @@ fn policies() {
         ("[stage.rl]\nmethod = \"ppo\"\n", &[Code::Conflict]),
         ("[schedule]\nmax_staleness = 1\npin_version = true\n", &[Code::Conflict]),
         ("[stage.rl.trainer]\nbackend = \"torch\"\n", &[Code::Conflict]),
-        ("[stage.rl.environment.agents]\na.policy = \"othr\"\n", &[Code::UnknownName]),
+        ("othr", &[Code::UnknownName]),
     ];
-    let texts = cases.map(|(text, codes)| {
-        let table = OTHER.to_owned();
-        // A table is defined once.
-        let own = match text.strip_prefix("[stage.rl.environment.agents]\n") {
-            Some(key) => table.replace("[policies.other]\n", &format!("agents.{key}[policies.other]\n")),
-            None => table + text,
-        };
-        (own, codes)
+    let texts = cases.map(|(text, codes)| match text {
+        "othr" => (OTHER.replace("\"main\"", "\"othr\""), codes),
+        text => (OTHER.to_owned() + text, codes),
     });
     let texts: Vec<(&str, &[Code])> = texts.iter().map(|(text, codes)| (text.as_str(), *codes)).collect();
     compare("policies", &texts);

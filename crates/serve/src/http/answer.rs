@@ -63,7 +63,7 @@ fn next_of(index: usize, mut source: Source) -> NextUpdate {
 /// The replies of an answer while they are completed.
 pub(super) struct Replies {
     pending: Vec<NextUpdate>,
-    replies: Vec<Reply>,
+    collected: Vec<Reply>,
     /// Tokens of the prompt, and sampled tokens of each reply.
     prompt_tokens: usize,
     sampled_tokens: Vec<usize>,
@@ -77,7 +77,7 @@ impl Replies {
         Self {
             prompt_tokens: sources.first().map_or(0, |source| source.tokens().0),
             pending: sources.into_iter().enumerate().map(|(index, source)| next_of(index, source)).collect(),
-            replies: (0..number).map(|_| Reply::new()).collect(),
+            collected: (0..number).map(|_| Reply::new()).collect(),
             sampled_tokens: vec![0; number],
             streams,
         }
@@ -101,7 +101,7 @@ impl Replies {
         if self.streams {
             source.delivered();
         }
-        if !self.replies[index].add(update.clone()) {
+        if !self.collected[index].add(update.clone()) {
             self.pending.push(next_of(index, source));
         }
         Ok((index, update))
@@ -133,7 +133,7 @@ impl Answering {
         }
         self.logged.status(200);
         self.end();
-        let mut body = self.wire.whole(&self.head, &self.replies.replies);
+        let mut body = self.wire.whole(&self.head, &self.replies.collected);
         self.head.annotate(&mut body);
         Ok(body)
     }
@@ -190,19 +190,19 @@ impl Answering {
         let Self { wire, head, replies, .. } = &mut self;
         wire.update(head, index, update, &mut frames);
         if update.end.is_some() {
-            wire.end_reply(head, index, &replies.replies[index], &mut frames);
+            wire.end_reply(head, index, &replies.collected[index], &mut frames);
         }
         if !replies.are_complete() {
             return self.following(frames);
         }
-        wire.end(head, &replies.replies, &mut frames);
+        wire.end(head, &replies.collected, &mut frames);
         self.end();
         (frames.into_text().into(), NextStep(None))
     }
 
     /// Notes the end in the log.
     fn end(&mut self) {
-        let outcomes: Vec<&str> = self.replies.replies.iter().map(|reply| outcome(&reply.finish)).collect();
+        let outcomes: Vec<&str> = self.replies.collected.iter().map(|reply| outcome(&reply.finish)).collect();
         self.logged.end(outcomes.join(", "));
     }
 }

@@ -180,7 +180,7 @@ impl Trie {
         let before = parent.map_or(&extension.identity, |parent| &self.turns[parent].path);
         let answer = parent.and_then(|parent| self.sampled(parent)).map(|sampled| &sampled.answer.digest);
         let parts = [Some(before), answer].into_iter().flatten().chain(&extension.said);
-        let path = digest_of(parts.map(|part| part.as_slice()));
+        let path = digest_of(parts.map(Digest::as_slice));
         let branch = self.continued(parent).unwrap_or_else(|| {
             let stream = self.new_stream(parent, &path);
             self.branches.push(Branch { stream, fork: parent, turns: Vec::new(), in_flight: 0 });

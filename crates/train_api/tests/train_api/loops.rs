@@ -87,6 +87,7 @@ impl OwnLoop {
                 logprobs: logprobs[index].clone(),
                 versions: vec![],
                 stop: StopReason::Length,
+                agent: None,
                 attachments: Vec::new(),
                 agent: None,
             })

@@ -10,7 +10,7 @@ const ALPHABET: &str = "tokenizer.alphabet=0123456789+=";
 const GAMES: [&str; 3] =
     ["data.generator=guess", "environment.kind=guess", "reward.components=[{kind='environment'}]"];
 /// Two agents, of which one is played by another policy.
-const TWO: &str = "stage.rl.environment={kind='chain',order=['a','b'],agents={b={policy='other'}}}";
+const TWO: &str = "stage.rl.environment={kind='chain',order=['a','b'],agents={a={},b={policy='other'}}}";
 const STALE: &str = "schedule.max_staleness=1";
 const PINNED: &str = "schedule.pin_version=true";
 

@@ -108,7 +108,9 @@ impl RolloutEngine for Liar {
             }
             Lie::SinkPrefix => {
                 if let Some(sink) = &request.sink {
-                    prefix.iter().for_each(|&token| sink.send(SampledToken { token, logprob: -1.0 }));
+                    for &token in &prefix {
+                        sink.send(SampledToken { token, logprob: -1.0 });
+                    }
                 }
             }
             _ => {}

@@ -125,6 +125,7 @@ impl Play for DigitsPlay {
             metrics: [("even", is_even), ("odd", is_odd)]
                 .map(|(name, value)| (name.to_owned(), f64::from(value)))
                 .into(),
+            judged: Vec::new(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Conversations that continue: prompts are the tokens of what was sampled, and the rendering of what is new.
 
-use rloom_core::{Author, StopReason};
+use rloom_core::Author::{Environment, Policy, Prompt};
+use rloom_core::StopReason;
 use serde_json::{Value, json};
 
 use super::{authors, chat, chat_path, checked, message};
@@ -54,7 +55,6 @@ fn a_tool_loop_is_one_segment() {
     post(server.address, &chat_path(&session), &json!({"messages": messages, "tools": tools()}));
     let end = checked(&server, session);
     let [segment] = end.segments.as_slice() else { panic!("{:?}", end.segments) };
-    use Author::{Environment, Policy, Prompt};
     assert_eq!(authors(segment), [Prompt, Policy, Environment, Policy, Environment, Policy]);
     assert_eq!((end.calls, segment.stop), (3, StopReason::StopToken));
     let text = server.tokenizer.decode(&segment.tokens, false).unwrap();
@@ -157,7 +157,7 @@ fn truncated_turns_are_closed_by_the_environment() {
     );
     let end = checked(&server, session);
     let [segment] = end.segments.as_slice() else { panic!("{:?}", end.segments) };
-    let environment = segment.spans.iter().find(|span| span.author == Author::Environment).unwrap();
+    let environment = segment.spans.iter().find(|span| span.author == Environment).unwrap();
     let text = server.tokenizer.decode(&segment.tokens[environment.range.clone()], false).unwrap();
     assert_eq!(text, "<|stop|>\n<|im_start|>user\nMore.<|stop|>\n<|im_start|>assistant\n");
 }

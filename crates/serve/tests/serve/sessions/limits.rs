@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rloom_core::StopReason;
+use rloom_core::{StopReason, Trajectory};
 use rloom_engine::SamplingSettings;
 use rloom_serve::{SessionLimit, SessionStatus};
 use serde_json::json;
@@ -71,7 +71,7 @@ fn calls_and_tokens_are_limited() {
         assert_eq!(end.status, SessionStatus::Expired { limit });
         check(&server, &end.segments);
         if limit == SessionLimit::Tokens {
-            assert_eq!(end.segments.iter().map(|segment| segment.policy_tokens()).sum::<usize>(), 10);
+            assert_eq!(end.segments.iter().map(Trajectory::policy_tokens).sum::<usize>(), 10);
         }
     }
 }

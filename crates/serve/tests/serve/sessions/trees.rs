@@ -40,14 +40,10 @@ fn echoed(mut message: Value, numbers: &mut Numbers) -> Value {
     match numbers.next(8) {
         0 => fields["content"] = json!("Edited"),
         1 => {
-            fields["content"] =
-                json!([{"type": "text", "text": fields["content"].as_str().unwrap_or_default()}])
+            let text = fields["content"].as_str().unwrap_or_default();
+            fields["content"] = json!([{"type": "text", "text": text}]);
         }
-        2 => {
-            if fields["content"].is_null() {
-                fields["content"] = json!("");
-            }
-        }
+        2 if fields["content"].is_null() => fields["content"] = json!(""),
         _ => {}
     }
     message
