@@ -90,7 +90,7 @@ fn config(kind: &str, directory: &Path) -> Config {
         SELF_PLAY => &[
             "data.generator=tic_tac_toe",
             "environment={kind='self_play',game='tic_tac_toe',max_turns=6}",
-            "stage.algorithm.advantage=role_baseline",
+            "stage.rl.algorithm.advantage=role_baseline",
         ],
         DEBATE => &[
             "data.generator=arithmetic",
@@ -98,7 +98,7 @@ fn config(kind: &str, directory: &Path) -> Config {
             "data.max_digits=1",
             "environment={kind='debate',rounds=3,separator='+',agents={a={count=2,revise='{task}{others}'}}}",
             "reward.components=[{kind='random'}]",
-            "stage.algorithm.advantage=per_agent",
+            "stage.rl.algorithm.advantage=per_agent",
         ],
         _ => &["data.generator=arithmetic", "data.operations=['+']", "data.max_digits=1", &python],
     };

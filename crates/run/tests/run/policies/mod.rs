@@ -222,7 +222,7 @@ fn unknown_policies_and_models_with_other_tokens_are_refused() {
     assert!(text.contains("agent `second`") && text.contains("policy \"othr\""), "{text}");
     assert!(text.contains("did you mean \"other\"? known are"), "{text}");
 
-    let subtraction = ["run.name=before", "stage.rl.steps=1", "data.operations=['-']"];
+    let subtraction = ["run.name=before", "stage.rl.steps=1", "data.operations=['+','-']"];
     let before = config(directory.path(), "", &subtraction);
     train(&before, ("main", 1, Rule::Chance), &mut ()).unwrap();
     let table = format!("[policies.other]\nmodel = '{}'", checkpoint(&before, 1).display());
