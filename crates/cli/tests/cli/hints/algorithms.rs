@@ -77,6 +77,7 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of prm.learning_rate_scale", &["advantage=prime", "prm.learning_rate_scale=0"], "2 is usual", &[&["advantage=prime", "prm.learning_rate_scale=2"]]),
     mistake("range of gae.lambda", &["advantage={kind='gae',lambda=2}"], "0.95 is usual", &[&["advantage={kind='gae',lambda=0.95}"]]),
     mistake("range of marti.alpha", &["advantage={kind='marti',alpha=-1}"], "0.5 is usual", &[&["advantage={kind='marti',alpha=0.5}"]]),
+    mistake("range of marti.beta", &["advantage={kind='marti',beta=-1}"], "0.5 adds half of the last reward", &[&["advantage={kind='marti',beta=0.5}"]]),
     mistake("range of role_baseline.decay", &["advantage={kind='role_baseline',decay=1}"], "0.95 is usual", &[&["advantage={kind='role_baseline',decay=0.95}"]]),
     mistake("range of gigpo.step_weight", &[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',step_weight=-1}"], "1 weighs steps like episodes",
         &[&[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',step_weight=1}"]]),

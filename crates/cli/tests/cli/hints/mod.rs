@@ -41,13 +41,17 @@ fn every_hint_is_followed() {
     let others: Vec<&str> = elsewhere.chain(unfollowed).collect();
     let hints = sources::hints();
     assert!(hints.len() > 200, "the sources have {} hints: the search misses some", hints.len());
+    let mut untested = Vec::new();
     for (key, place) in &hints {
         let key = key.as_str();
         let entries =
             others.iter().filter(|other| **other == key).count() + usize::from(followed.contains(key));
-        assert!(entries != 0, "{place}: `{key}` has no test; {ADVICE}");
-        assert_eq!(entries, 1, "{place}: `{key}` is listed more than once");
+        assert!(entries < 2, "{place}: `{key}` is listed more than once");
+        if entries == 0 {
+            untested.push(format!("{place}: `{key}` has no test"));
+        }
     }
+    assert!(untested.is_empty(), "{}\n{ADVICE}", untested.join("\n"));
     for key in followed.iter().chain(&others) {
         assert!(hints.contains_key(*key), "no source has the hint `{key}`: remove its entry");
     }
