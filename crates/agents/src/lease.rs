@@ -85,7 +85,7 @@ mod tests {
             }
             made.remove(1).abort();
             tokio::task::yield_now().await;
-            let patience = Duration::from_secs(60);
+            let patience = Duration::from_mins(1);
             let leases = [offers.lease(patience).await, offers.lease(patience).await];
             let none = offers.lease(Duration::ZERO).await;
             (leases, none)
@@ -99,7 +99,7 @@ mod tests {
             let offers = Arc::new(Offers::default());
             let wait = |_| {
                 let own = Arc::clone(&offers);
-                tokio::spawn(async move { own.lease(Duration::from_secs(60)).await })
+                tokio::spawn(async move { own.lease(Duration::from_mins(1)).await })
             };
             let waiting: Vec<_> = (0..2).map(wait).collect();
             tokio::task::yield_now().await;

@@ -105,7 +105,7 @@ pub(crate) struct Log {
 impl Log {
     /// The output as it is read elsewhere.
     pub(crate) fn output(&self) -> Output {
-        *lock(&self.output.0.path) = self.path.clone();
+        lock(&self.output.0.path).clone_from(&self.path);
         self.output.clone()
     }
 

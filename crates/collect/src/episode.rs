@@ -458,7 +458,7 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         };
         rewards = Rewards { agents, answer, metrics, ..rewards };
         if !of_turns.is_empty() {
-            credit(&judged, of_turns, self.settings.world.agents(), &mut segments, &mut rewards);
+            credit(&judged, &of_turns, self.settings.world.agents(), &mut segments, &mut rewards);
         }
         Ok(ScoredEpisode { segments, rewards, reward_time })
     }

@@ -1,6 +1,6 @@
 //! Rewards of single turns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use rloom_core::{Author, Rewards, Span, StepReward, Trajectory};
 use rloom_env::{AgentSpec, JudgedTurn};
@@ -28,7 +28,7 @@ pub(crate) fn segments_of<'a>(
 /// be judged, the episode has no reward either; if no component applies to a turn, turns have no rewards.
 pub(crate) fn credit(
     turns: &[JudgedTurn],
-    judged: Vec<Rewards>,
+    judged: &[Rewards],
     agents: &[AgentSpec],
     segments: &mut [Trajectory],
     rewards: &mut Rewards,
@@ -38,7 +38,7 @@ pub(crate) fn credit(
         return;
     }
     let Some(values) = judged.iter().map(Rewards::total).collect::<Option<Vec<f64>>>() else { return };
-    let mut of_agent: BTreeMap<&str, std::collections::VecDeque<f64>> = BTreeMap::new();
+    let mut of_agent: BTreeMap<&str, VecDeque<f64>> = BTreeMap::new();
     for (turn, value) in turns.iter().zip(values) {
         if let Some(agent) = agents.get(turn.agent) {
             rewards.agents.insert(agent.name.clone(), value);

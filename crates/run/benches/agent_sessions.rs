@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey, SampleKey, Ticket};
 use rloom_engine::{GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
-use rloom_model::Model;
+use rloom_model::{Family, Model, NewModel};
 use rloom_run::assembly;
 use rloom_serve::{
     ServeSettings, ServedModel, Server, SessionSettings, SessionSpec, SessionStatus, Sessions, listen,
@@ -118,17 +118,21 @@ fn main() {
     let (sessions, turns, rounds) = (number(0, 256), number(1, 8), number(2, 5));
     let ctx = rloom_run::context(0).unwrap();
     let tokenizer = tokenizer();
-    let config: rloom_model::ModelConfig = rloom_model::NewModel {
+    let shape = NewModel {
+        family: Family::Qwen3,
         layers: 4,
         hidden_size: 256,
         heads: 8,
-        kv_heads: 4,
+        kv_heads: Some(4),
         intermediate_size: 704,
         max_positions: CONTEXT,
-        ..rloom_model::NewModel::default()
-    }
-    .config(tokenizer.vocab_size())
-    .unwrap();
+        head_dim: None,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6,
+        tie_embeddings: true,
+        initializer_range: 0.08,
+    };
+    let config = shape.config(tokenizer.vocab_size()).unwrap();
     let engine =
         assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), Some(tokenizer.clone()));
     let engine = Arc::new(engine.unwrap());

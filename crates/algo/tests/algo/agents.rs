@@ -1,5 +1,7 @@
 //! Credit of several agents, by hand.
 
+use std::f64::consts::FRAC_1_SQRT_2;
+
 use rloom_algo::estimators::{Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
 use rloom_algo::{
     AdvantageSpec, Advantages, AgentPart, AgentTurn, EpisodeRewards, Estimator, GroupRewards, RoleBaselines,
@@ -7,11 +9,12 @@ use rloom_algo::{
 };
 
 /// Agents with their own reward and the rewards of their turns, of one token each.
-type Agents<'a> = &'a [(&'a str, Option<f64>, &'a [Option<f64>])];
+type Part<'a> = (&'a str, Option<f64>, &'a [Option<f64>]);
+type Agents<'a> = &'a [Part<'a>];
 
 fn parts<'a>(agents: Agents<'a>) -> Vec<AgentPart<'a>> {
     let mut at = 0;
-    let part = |&(name, reward, turns): &(&'a str, Option<f64>, &'a [Option<f64>])| {
+    let part = |&(name, reward, turns): &Part<'a>| {
         let start = at;
         let turn = |&reward: &Option<f64>| {
             at += 1;
@@ -82,7 +85,7 @@ fn each_agent_is_compared_with_itself() {
         &RoleBaselines::new(),
         &[group()],
     );
-    assert_near(&tokens(&found, 0, 0, 2), &[-0.707_106_78, -0.577_350_27]);
+    assert_near(&tokens(&found, 0, 0, 2), &[-FRAC_1_SQRT_2, -1.0 / 3.0_f64.sqrt()]);
     // A shared reward gives all agents the episode's.
     let shared = PerAgent { own_reward: false, ..mean };
     let group = vec![(1.0, &[("a", Some(5.0), ONE), ("b", None, ONE)][..]), (0.0, &[("a", None, ONE)])];
@@ -94,7 +97,7 @@ fn each_agent_is_compared_with_itself() {
 #[test]
 fn role_baselines_follow_the_rewards_of_a_role() {
     let estimator = Estimator::RoleBaseline(RoleBaseline { decay: 0.75 });
-    let game = |reward: f64| -> (f64, Vec<(&str, Option<f64>, &[Option<f64>])>) {
+    let game = |reward: f64| -> (f64, Vec<Part<'_>>) {
         (0.0, vec![("x", Some(reward), ONE), ("o", Some(-reward), ONE)])
     };
     let (win, loss) = (game(1.0), game(-1.0));
@@ -111,10 +114,8 @@ fn role_baselines_follow_the_rewards_of_a_role() {
 /// baseline, and to ±4 in ten games without.
 #[test]
 fn a_role_baseline_takes_away_the_advantage_of_a_seat() {
-    let won: Vec<(&str, Option<f64>, &[Option<f64>])> =
-        vec![("first", Some(1.0), ONE), ("second", Some(-1.0), ONE)];
-    let lost: Vec<(&str, Option<f64>, &[Option<f64>])> =
-        vec![("first", Some(-1.0), ONE), ("second", Some(1.0), ONE)];
+    let won: Vec<Part<'_>> = vec![("first", Some(1.0), ONE), ("second", Some(-1.0), ONE)];
+    let lost: Vec<Part<'_>> = vec![("first", Some(-1.0), ONE), ("second", Some(1.0), ONE)];
     let games: Vec<_> =
         (0..2000).map(|game| vec![(0.0, if game % 10 < 7 { &won[..] } else { &lost[..] })]).collect();
     let sum = |decay: f64| {

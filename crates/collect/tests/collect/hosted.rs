@@ -156,16 +156,16 @@ fn runner(answers: Vec<Answer>) -> (Arc<Prepared>, EpisodeRunner<Prepared>) {
     (Arc::clone(&engine), EpisodeRunner::new(Arc::new(BoundedEngine::new(engine)), settings))
 }
 
-fn part(tokens: Vec<u32>, version: u64, stop: StopReason) -> Answer {
+fn part(tokens: Vec<u32>, version: u64, stop: StopReason) -> Generation {
     let range = 0..tokens.len();
-    Ok(Generation {
+    Generation {
         logprobs: vec![-1.0; tokens.len()],
         tokens,
         temperature: 1.0,
         versions: vec![VersionSpan { policy: PolicyId::MAIN, version: PolicyVersion(version), range }],
         stop,
         replica: None,
-    })
+    }
 }
 
 fn lost() -> Answer {
@@ -214,8 +214,11 @@ fn play(runner: &EpisodeRunner<Prepared>, stops: bool) -> Result<EpisodeOutcome,
 
 #[test]
 fn a_call_continues_over_updates_and_lost_workers_with_the_version_of_each_token() {
-    let parts =
-        vec![part(vec![5, 6], 0, StopReason::Aborted), lost(), part(vec![7, 8], 1, StopReason::Length)];
+    let parts = vec![
+        Ok(part(vec![5, 6], 0, StopReason::Aborted)),
+        lost(),
+        Ok(part(vec![7, 8], 1, StopReason::Length)),
+    ];
     let (engine, runner) = runner(parts);
     let EpisodeOutcome::Scored(scored) = play(&runner, false).unwrap() else { unreachable!() };
     let segment = &scored.segments[0];

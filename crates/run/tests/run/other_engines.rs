@@ -251,7 +251,7 @@ fn attachments_and_candidates_pass_through_a_run() {
         let received = parts.received();
         inputs.policy = PolicyId(1);
         inputs.episode_hook = Some(EpisodeHook::new(|settings| {
-            settings.world = Arc::new(rloom_env::Solo::new(Arc::new(WithPictures)))
+            settings.world = Arc::new(rloom_env::Solo::new(Arc::new(WithPictures)));
         }));
         let engines = FolderSampling { parts, sampler: FolderSampler::new(32) };
         train_on(&config, &engines, &inputs, &mut (), &StopFlag::default()).unwrap();

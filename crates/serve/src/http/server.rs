@@ -115,7 +115,7 @@ impl Server {
         let (created, number) = (now(), AtomicU64::new(0));
         let extension = None;
         let service =
-            Service { plain, sessions, extension, settings, key, log, places, phase, created, number };
+            Service { plain, sessions, settings, key, log, places, phase, created, number, extension };
         Self { listener, service: Arc::new(service), stopper: Stopper(sender) }
     }
 

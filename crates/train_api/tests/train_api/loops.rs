@@ -89,7 +89,6 @@ impl OwnLoop {
                 stop: StopReason::Length,
                 agent: None,
                 attachments: Vec::new(),
-                agent: None,
             })
             .collect();
         let batches: Vec<PackedBatch> = pack(&trajectories, 40).unwrap();

@@ -149,18 +149,15 @@ impl Match {
         let state = Some(self.game.state(player));
         let prompt = self.prompt(player);
         let observation = refused.unwrap_or_else(|| self.game.observation(player));
-        let input = match &mut self.players[player] {
-            Some(Player { dialogue, turn, written }) => {
-                match dialogue.observe(turn, written, &observation, state)? {
-                    Next::NewSegment(segment) => Input::Prompt(segment),
-                    Next::Observation(observation) => Input::Observation(observation),
-                    Next::Done => Input::Observation(Observation { tokens: Vec::new(), state: None }),
-                }
+        let input = if let Some(Player { dialogue, turn, written }) = &mut self.players[player] {
+            match dialogue.observe(turn, written, &observation, state)? {
+                Next::NewSegment(segment) => Input::Prompt(segment),
+                Next::Observation(observation) => Input::Observation(observation),
+                Next::Done => Input::Observation(Observation { tokens: Vec::new(), state: None }),
             }
-            None => {
-                let prompt = render_prompt(&self.tokenizer, &prompt)?;
-                Input::Prompt(NewSegment { prompt, observed: 0, attachments: Vec::new(), state })
-            }
+        } else {
+            let prompt = render_prompt(&self.tokenizer, &prompt)?;
+            Input::Prompt(NewSegment { prompt, observed: 0, attachments: Vec::new(), state })
         };
         Ok(Ask { agent: player, input })
     }
