@@ -68,7 +68,7 @@ fn run(program: &Path, script: &str, server: &TestServer) {
 }
 
 /// Runs cases of a script, each in a session of its own. A case has the turns of the segments that it leaves: linear
-/// conversations are one, and so are answers that were lost and asked for again.
+/// conversations are one, and so are answers that were lost and requested again.
 fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
     let server = Setup::new(agent).start();
     let sessions: Vec<_> = cases.iter().map(|_| server.session()).collect();
