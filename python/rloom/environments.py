@@ -233,7 +233,7 @@ def _steps(
     """Plays an environment with `reset` and `step` of gymnasium. `seeds` are of its beginning and of what follows."""
     observation, _ = environment.reset(seed=seeds[0])
     inner = getattr(environment, "unwrapped", environment)
-    generator = getattr(inner, "np_random", None)
+    generator: Any = getattr(inner, "np_random", None)
     if hasattr(generator, "bit_generator"):
         inner.np_random = type(generator)(type(generator.bit_generator)(seeds[1]))
     reply = yield {"messages": _before(task) + show(observation, environment), "state": str(observation)}
