@@ -193,7 +193,7 @@ impl AgentSegments {
         self.turns
     }
 
-    /// Ends the agent's part before the turn that it was asked for.
+    /// Ends the agent's part before its pending turn.
     pub(crate) fn truncate(&mut self) {
         self.trajectory.stop = StopReason::Length;
         self.over = true;

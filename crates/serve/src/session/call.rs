@@ -55,7 +55,7 @@ impl Call {
         CallReader { changed: self.changed.subscribe(), call: Arc::clone(self), at: 0 }
     }
 
-    /// Notes the task that completes the call; false if nobody waits for it any more.
+    /// Notes the task that completes the call; false if no request waits for it any more.
     pub(super) fn started(&self, task: AbortHandle, prompt_tokens: usize) -> bool {
         let mut progress = self.progress();
         progress.prompt_tokens = prompt_tokens;

@@ -166,7 +166,7 @@ impl Answer {
         Self::of(StatusCode::OK, Bytes::from(value.to_string()))
     }
 
-    /// An operation that failed, which is the result that was asked for.
+    /// An operation that failed, which is the requested result.
     fn failed(failed: Failed) -> Self {
         let category = if failed.is_of_user { "user" } else { "server" };
         let value = json!({"error": failed.message, "category": category});

@@ -41,7 +41,7 @@ trait Versus: Debug + Send {
     /// Plays a move of the player that moves next; false if it is not a legal one.
     fn play(&mut self, text: &str) -> bool;
 
-    /// Rewards of both players at the end of the game; `None` while it goes on.
+    /// Rewards of both players at the end of the game; `None` before its end.
     fn scores(&self) -> Option<[f64; 2]>;
 
     /// The position as the prompt of a player's first move has it.

@@ -16,7 +16,7 @@ fn the_token_is_the_key() {
     let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     assert_eq!(session.token().len(), 32);
     assert_eq!(post(server.address, "/v1/chat/completions", &body).status, 401);
-    // From another host, too: the token is known to nobody else.
+    // From another host, too: only its holder knows the token.
     let text =
         request("POST", &chat_path(&session), "authorization: Bearer x\r\n", body.to_string().as_bytes());
     let text = String::from_utf8(text).unwrap().replace("host: localhost", "host: trainer:8000");
