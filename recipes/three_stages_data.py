@@ -107,7 +107,10 @@ def failures(run: str, stage: str) -> list[dict[str, str]]:
         group = inspected(run, f"{stage}/{ticket}")
         for sample in group["samples"]:
             if not sample["solved"]:
-                found[group["task"]["answer"], sample["completion"]] = {**group["task"], "completion": sample["completion"]}
+                found[group["task"]["answer"], sample["completion"]] = {
+                    **group["task"],
+                    "completion": sample["completion"],
+                }
     return list(found.values())
 
 
@@ -127,8 +130,7 @@ def main() -> None:
         return
     rng = random.Random(0)
     with Path("three-stages-moves.jsonl").open("w") as file:
-        for _ in range(20_000):
-            file.write(json.dumps(single_move(rng)) + "\n")
+        file.writelines(json.dumps(single_move(rng)) + "\n" for _ in range(20_000))
 
 
 if __name__ == "__main__":
