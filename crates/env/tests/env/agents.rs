@@ -1,4 +1,4 @@
-//! Role graphs and games of two agents: who is asked what, and what comes of it.
+//! Role graphs and games of two agents: which agent acts when, and the outcomes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
