@@ -151,6 +151,9 @@ pub enum StateDefect {
     /// Quotas that contradict themselves, the settings or the open groups.
     #[error("the quotas of the domains are inconsistent")]
     Quota,
+    /// Reusable or reused groups that contradict the version, the batch in flight or the open groups.
+    #[error("the groups that batches reuse are inconsistent")]
+    Reuse,
     /// A ticket in the batch in flight that repeats, was not issued, or belongs to an open group.
     #[error("the batch in flight contains invalid ticket {}", .0.0)]
     BatchTicket(Ticket),

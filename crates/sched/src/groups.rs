@@ -162,11 +162,16 @@ impl Groups {
         Some(held)
     }
 
-    /// Removes and returns the next batch, if enough groups are ready.
-    pub(crate) fn take_batch(&mut self, size: usize) -> Option<Vec<Ticket>> {
+    /// Removes and returns the next batch, if enough groups are ready. `note_age` receives the oldest version of each group.
+    pub(crate) fn take_batch(
+        &mut self,
+        size: usize,
+        mut note_age: impl FnMut(Ticket, PolicyVersion),
+    ) -> Option<Vec<Ticket>> {
         let tickets = self.order.take(size, &self.held)?;
         for ticket in &tickets {
             if let Some(held) = self.held.remove(*ticket) {
+                note_age(*ticket, held.oldest());
                 self.by_age.remove(held.oldest(), *ticket);
             }
         }

@@ -43,6 +43,13 @@
 //!   group, so the replacement of a group is of its domain, and a batch takes from each domain the groups that come first
 //!   there. Without quotas a slot is a ticket. Deferring stragglers is not possible with quotas.
 //!
+//! - **SCHED-10 (reuse)** With [`SchedulerSettings::reuse`] batch `k` also contains groups of earlier batches: as many as
+//!   the rule allows, drawn without replacement by the random stream of `k` from the trained groups whose age at `k` is at
+//!   most [`ReuseRule::max_age`] and that were reused fewer than [`ReuseRule::max_uses`] times. The `n`-th reuse of a ticket
+//!   is the pair (ticket, `n`); a pair occurs in one batch. A reuse holds no slot and is no end: without the reused groups
+//!   the commands are those of a scheduler without reuse, and SCHED-2 bounds the age of new groups only. At most
+//!   `max_age · B` groups are kept between batches.
+//!
 //! # Stopping and resuming
 //!
 //! A stop request finishes the batch being trained or generated, saves a checkpoint and ends the stage; groups still open
@@ -64,6 +71,7 @@ mod groups;
 mod message;
 mod order;
 mod quota;
+mod reuse;
 mod schedule;
 mod scheduler;
 mod settings;
@@ -74,6 +82,7 @@ pub use curriculum::{Attempts, CurriculumSettings, SuccessRates};
 pub use error::{GroupEvent, Requirement, SchedError, StateDefect, WorkKind};
 pub use message::{End, SchedulerCommand, SchedulerEvent};
 pub use quota::QuotaState;
+pub use reuse::{ReusableGroup, ReuseRule, ReuseSettings, ReuseState, ReusedGroup};
 pub use schedule::{Priority, ScheduleSettings};
 pub use scheduler::{Counts, Scheduler};
 pub use settings::{CutOrder, SchedulerSettings, Stragglers};

@@ -1,7 +1,8 @@
+use rloom_core::RandomKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Requirement, SchedError, ScheduleSettings};
+use crate::{Requirement, ReuseRule, ReuseSettings, SchedError, ScheduleSettings};
 
 /// Order in which ready groups form batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -48,10 +49,14 @@ pub struct SchedulerSettings {
     pub evaluate_every: u64,
     /// Batches between checkpoints; 0 saves at the end only.
     pub checkpoint_every: u64,
+    /// Reuse of trained groups; `None` without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<ReuseRule>,
 }
 
 impl SchedulerSettings {
-    /// Combines a stage's `[schedule]` with its batch size, length and intervals.
+    /// Combines a stage's `[schedule]` with its batch size, length and intervals. `draws` is the key of the draws of reused
+    /// groups.
     ///
     /// At `max_staleness = 0` every group already runs with the version of its batch, so pinning has no effect there, and
     /// replacements stay possible.
@@ -61,7 +66,14 @@ impl SchedulerSettings {
         batches: u64,
         evaluate_every: u64,
         checkpoint_every: u64,
+        draws: RandomKey,
     ) -> Self {
+        let rule = |reuse: ReuseSettings| ReuseRule {
+            groups: reuse.groups(groups_per_batch),
+            max_age: reuse.max_age,
+            max_uses: reuse.max_uses,
+            draws,
+        };
         Self {
             groups_per_batch,
             batches,
@@ -72,6 +84,7 @@ impl SchedulerSettings {
             stragglers: schedule.stragglers,
             evaluate_every,
             checkpoint_every,
+            reuse: schedule.reuse.map(rule).filter(|rule| rule.groups > 0),
         }
     }
 

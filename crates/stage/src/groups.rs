@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use crate::policies::StagePolicies;
+use crate::reuse::ReusableGroups;
 use crate::trainer::panic_message;
 
 /// Source of a stage's groups.
@@ -145,6 +146,8 @@ pub struct StageGroups<R> {
     ready: BTreeMap<Ticket, Group>,
     /// Parts from earlier attempts of groups that have not been started again.
     recovered: BTreeMap<Ticket, RunningGroup>,
+    /// Trained groups that later batches may reuse.
+    reusable: ReusableGroups,
     tasks: JoinSet<()>,
     task_ids: HashMap<Id, TaskId>,
     sender: UnboundedSender<GroupMessage>,
@@ -161,6 +164,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             in_flight: BTreeMap::new(),
             ready: BTreeMap::new(),
             recovered: BTreeMap::new(),
+            reusable: ReusableGroups::default(),
             tasks: JoinSet::new(),
             task_ids: HashMap::new(),
             sender,
@@ -326,6 +330,16 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         self.ready.remove(&ticket)
     }
 
+    /// Trained groups that later batches may reuse.
+    pub(crate) fn reusable(&self) -> &ReusableGroups {
+        &self.reusable
+    }
+
+    /// Trained groups that later batches may reuse.
+    pub(crate) fn reusable_mut(&mut self) -> &mut ReusableGroups {
+        &mut self.reusable
+    }
+
     /// Keeps only the complete and recovered groups for which `keep` returns true.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Ticket) -> bool) {
         self.ready.retain(|ticket, _| keep(ticket));
@@ -346,8 +360,8 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         }
     }
 
-    /// Returns the groups among `alive` as the records that a journal segment starts with. `version` stands for the
-    /// version of a group without policy tokens.
+    /// Returns the groups among `alive` and those that later batches may reuse as the records that a journal segment starts
+    /// with. `version` stands for the version of a group without policy tokens.
     pub(crate) fn records(
         &self,
         alive: &BTreeSet<Ticket>,
@@ -355,7 +369,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         policies: &StagePolicies,
         version: PolicyVersion,
     ) -> Vec<Record> {
-        let mut records = Vec::new();
+        let mut records: Vec<Record> = self.reusable.records().collect();
         if !self.source.samples() {
             return records;
         }

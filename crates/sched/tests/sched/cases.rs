@@ -1,7 +1,7 @@
 //! Individual runs, checked command for command.
 
 use miette::Diagnostic;
-use rloom_core::{PolicyVersion, Ticket};
+use rloom_core::{PolicyVersion, Purpose, RandomKey, Ticket};
 use rloom_sched::{
     CutOrder, End, GroupEvent, GroupStatus, InFlightWork, OpenGroup, SchedError, ScheduleSettings, Scheduler,
     SchedulerCommand, SchedulerEvent, SchedulerSettings, SchedulerState, Stragglers,
@@ -17,6 +17,7 @@ const SYNCHRONOUS: SchedulerSettings = SchedulerSettings {
     stragglers: Stragglers::Drop,
     evaluate_every: 0,
     checkpoint_every: 0,
+    reuse: None,
 };
 
 fn begun(settings: SchedulerSettings) -> Scheduler {
@@ -35,7 +36,8 @@ fn start(tickets: &[u64]) -> Vec<SchedulerCommand> {
 }
 
 fn train(batch: u64, tickets: &[u64]) -> SchedulerCommand {
-    SchedulerCommand::TrainBatch { batch, tickets: tickets.iter().map(|&t| Ticket(t)).collect() }
+    let tickets = tickets.iter().map(|&t| Ticket(t)).collect();
+    SchedulerCommand::TrainBatch { batch, tickets, reused: Vec::new() }
 }
 
 #[test]
@@ -353,7 +355,10 @@ fn settings_come_from_the_schedule() {
         checkpoint_every: 3,
         ..SYNCHRONOUS
     };
-    assert_eq!(SchedulerSettings::new(&schedule, 4, 10, 5, 3), expected);
+    let new = |schedule: &ScheduleSettings| {
+        SchedulerSettings::new(schedule, 4, 10, 5, 3, RandomKey::new(0, 0, Purpose::Reuse, 0))
+    };
+    assert_eq!(new(&schedule), expected);
     let synchronous = ScheduleSettings { max_staleness: 0, ..schedule };
-    assert!(!SchedulerSettings::new(&synchronous, 4, 10, 5, 3).pin_version, "pinning has no effect there");
+    assert!(!new(&synchronous).pin_version, "pinning has no effect there");
 }

@@ -200,6 +200,7 @@ fn four() -> SchedulerSettings {
         stragglers: Stragglers::Drop,
         evaluate_every: 0,
         checkpoint_every: 0,
+        reuse: None,
     }
 }
 
