@@ -213,7 +213,9 @@ impl<'a> Simulation<'a> {
                 self.totals.deferred += 1;
                 self.cancel_group(ticket)?;
             }
-            SchedulerCommand::TrainBatch { batch, tickets, reused } => self.train(batch, &tickets, &reused)?,
+            SchedulerCommand::TrainBatch { batch, tickets, reused } => {
+                self.train(batch, &tickets, &reused)?
+            }
             SchedulerCommand::Drop(ticket, end) => {
                 let ends = &mut self.totals.ends;
                 *match end {

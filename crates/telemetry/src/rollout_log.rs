@@ -388,7 +388,8 @@ mod tests {
         assert_eq!(tickets(&path).unwrap(), [9], "without the index");
         let again = super::read(&path).unwrap();
         assert_eq!(again.iter().map(|group| group.ticket.0).collect::<Vec<_>>(), [9, 3]);
-        let reused = |ticket| group(&path, ticket).unwrap().iter().map(|line| line.reused).collect::<Vec<_>>();
+        let reused =
+            |ticket| group(&path, ticket).unwrap().iter().map(|line| line.reused).collect::<Vec<_>>();
         assert_eq!((reused(9), reused(3)), (vec![false; 2], vec![true; 2]));
     }
 }

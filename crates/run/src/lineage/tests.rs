@@ -33,7 +33,9 @@ fn journal(run: &Path) {
     }
     journal.append(&Record::Filtered { ticket: Ticket(11) }).unwrap();
     journal.append(&Record::Failed { ticket: Ticket(12), reason: "the reward is NaN".into() }).unwrap();
-    journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)], reused: Vec::new(), advantages: None }).unwrap();
+    journal
+        .append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)], reused: Vec::new(), advantages: None })
+        .unwrap();
 }
 
 /// A run with stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with
