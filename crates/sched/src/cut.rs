@@ -2,6 +2,7 @@
 
 use crate::groups::HeldGroup;
 use crate::state::InFlightWork;
+use crate::wait::Deadlines;
 use crate::{End, Scheduler, SchedulerCommand, Stragglers};
 
 impl Scheduler {
@@ -11,7 +12,10 @@ impl Scheduler {
         let mut ages = Vec::new();
         let rule = self.settings.reuse;
         let note_age = |ticket, oldest| ages.extend(rule.map(|_| (ticket, oldest)));
-        let Some(tickets) = self.groups.take_batch(size, note_age) else { return };
+        let waits = self.settings.stragglers == Stragglers::Wait;
+        let (batch, max_staleness) = (self.version.0, self.settings.max_staleness);
+        let deadlines = waits.then_some(Deadlines { batch, size, max_staleness });
+        let Some(tickets) = self.groups.take_batch(size, deadlines, note_age) else { return };
         let reused = rule.map(|rule| self.reuse.cut(&rule, self.version.0, ages)).unwrap_or_default();
         self.in_flight = InFlightWork::Training(tickets.clone());
         self.deferred_round = false;

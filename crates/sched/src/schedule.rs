@@ -25,7 +25,7 @@ pub struct ScheduleSettings {
     /// for none. Requires `cut_order = "completion"`.
     pub oversample: u64,
     /// Policy for groups that can no longer be part of a batch in time, with `cut_order = "completion"`. `"defer"` requires
-    /// `max_staleness = 0` and `oversample` above 0.
+    /// `max_staleness = 0` and `oversample` above 0, `"wait"` requires `max_staleness` above 0 and `oversample = 0`.
     pub stragglers: Stragglers,
     /// Order in which waiting completions start when not all can run at once.
     pub priority: Priority,

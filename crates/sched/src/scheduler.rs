@@ -56,6 +56,9 @@ impl Scheduler {
         if settings.stragglers == Stragglers::Defer {
             return Err(SchedError::DeferRequires(Requirement::NoQuotas));
         }
+        if settings.stragglers == Stragglers::Wait {
+            return Err(SchedError::WaitRequires(Requirement::NoQuotas));
+        }
         let is_new = state == SchedulerState::default();
         match &mut state.quotas {
             None if is_new => {

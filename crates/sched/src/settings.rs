@@ -22,6 +22,9 @@ pub enum Stragglers {
     /// Ends them as stale.
     #[default]
     Drop,
+    /// Has the batch wait for them: groups that no later batch could contain come first, the others by completion. No
+    /// group is ever dropped for its age.
+    Wait,
     /// Cancels them and starts them again later, in a batch of deferred groups only (tail batching).
     Defer,
 }
@@ -43,7 +46,7 @@ pub struct SchedulerSettings {
     /// Order in which ready groups form batches.
     pub cut_order: CutOrder,
     /// Policy for groups too slow for their batch. [`Stragglers::Defer`] requires `max_staleness` 0, completion order
-    /// and over-sampling.
+    /// and over-sampling; [`Stragglers::Wait`] requires `max_staleness` above 0, completion order and no over-sampling.
     pub stragglers: Stragglers,
     /// Batches between evaluations, which also happen at the start and the end; 0 for none.
     pub evaluate_every: u64,
@@ -98,6 +101,17 @@ impl SchedulerSettings {
         }
         if self.pin_version && self.oversample > 0 {
             return Err(SchedError::PinRequires(Requirement::NoOversampling));
+        }
+        if self.stragglers == Stragglers::Wait {
+            if self.max_staleness == 0 {
+                return Err(SchedError::WaitRequires(Requirement::Staleness));
+            }
+            if self.cut_order != CutOrder::Completion {
+                return Err(SchedError::WaitRequires(Requirement::CompletionOrder));
+            }
+            if self.oversample > 0 {
+                return Err(SchedError::WaitRequires(Requirement::NoOversampling));
+            }
         }
         if self.stragglers == Stragglers::Defer {
             if self.max_staleness > 0 {

@@ -83,6 +83,25 @@ fn check_stragglers(section: &Section<ScheduleSettings>, problems: &mut Vec<Prob
                 .at(origin, "batches in ticket order wait for every group")
                 .at_if_set(section.origin("cut_order"), "ticket order"),
         );
+    } else if keys.stragglers == Stragglers::Wait && (keys.max_staleness == 0 || keys.oversample > 0) {
+        problems.push(
+            Problem::new(
+                Code::Conflict,
+                format!(
+                    "`{} = \"wait\"` needs `max_staleness` above 0 and `oversample = 0`",
+                    section.name("stragglers")
+                ),
+            )
+            .at(section.origin_or_table("stragglers"), "trains on every group before it is too old")
+            .at_if_set(
+                section.origin("max_staleness").filter(|_| keys.max_staleness == 0),
+                "every group would be due at once",
+            )
+            .at_if_set(
+                section.origin("oversample").filter(|_| keys.oversample > 0),
+                "runs more groups than batches can contain",
+            ),
+        );
     } else if keys.stragglers == Stragglers::Defer && (keys.max_staleness > 0 || keys.oversample == 0) {
         problems.push(
             Problem::new(

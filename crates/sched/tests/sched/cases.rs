@@ -278,6 +278,12 @@ fn a_pinned_group_is_not_replaced() {
 #[test]
 fn invalid_settings_are_rejected() {
     let pinned = SchedulerSettings { pin_version: true, ..SYNCHRONOUS };
+    let waits = SchedulerSettings {
+        max_staleness: 1,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..SYNCHRONOUS
+    };
     let tails = SchedulerSettings {
         oversample: 1,
         cut_order: CutOrder::Completion,
@@ -288,6 +294,12 @@ fn invalid_settings_are_rejected() {
     assert_eq!(tails.validate(), Ok(()));
     let refused = [
         (SchedulerSettings { groups_per_batch: 0, ..SYNCHRONOUS }, "at least one group"),
+        (
+            SchedulerSettings { max_staleness: 0, ..waits },
+            "waiting for stragglers requires `max_staleness` above 0",
+        ),
+        (SchedulerSettings { cut_order: CutOrder::Ticket, ..waits }, "requires `cut_order = \"completion\"`"),
+        (SchedulerSettings { oversample: 1, ..waits }, "requires `oversample = 0`"),
         (SchedulerSettings { cut_order: CutOrder::Completion, ..pinned }, "`cut_order = \"ticket\"`"),
         (SchedulerSettings { oversample: 1, ..pinned }, "`oversample = 0`"),
         (SchedulerSettings { max_staleness: 1, ..tails }, "`max_staleness = 0`"),
@@ -298,6 +310,42 @@ fn invalid_settings_are_rejected() {
         let error = Scheduler::new(settings).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// With staleness 2, two groups of the first round that are slow for two batches are due in the third one.
+#[test]
+fn a_batch_waits_for_groups_that_are_due() {
+    let settings = SchedulerSettings {
+        batches: 9,
+        max_staleness: 2,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..SYNCHRONOUS
+    };
+    let ready = |s: &mut Scheduler, ticket| {
+        let oldest = PolicyVersion(u64::from(ticket > 5));
+        s.handle(SchedulerEvent::GroupReady { ticket: Ticket(ticket), oldest }).unwrap()
+    };
+    let mut s = begun(settings);
+    // Groups 0 to 5 start with version 0. The batches 0 and 1 do not wait for the groups 0 and 1.
+    ready(&mut s, 4);
+    assert_eq!(ready(&mut s, 5), [train(0, &[4, 5])]);
+    assert_eq!(s.handle(SchedulerEvent::BatchTrained).unwrap(), start(&[6, 7]));
+    // Four groups of version 0 are left and two batches can contain them: group 6 has to wait.
+    assert_eq!(ready(&mut s, 6), []);
+    assert_eq!(ready(&mut s, 2), []);
+    assert_eq!(ready(&mut s, 3), [train(1, &[2, 3])]);
+    assert_eq!(s.handle(SchedulerEvent::BatchTrained).unwrap(), start(&[8, 9]));
+    assert_eq!(ready(&mut s, 7), []);
+    assert_eq!(ready(&mut s, 1), []);
+    assert_eq!(ready(&mut s, 0), [train(2, &[1, 0])]);
+    // Without waiting they would have been too old.
+    let mut s = begun(SchedulerSettings { stragglers: Stragglers::Drop, ..settings });
+    ready(&mut s, 4);
+    ready(&mut s, 5);
+    s.handle(SchedulerEvent::BatchTrained).unwrap();
+    ready(&mut s, 6);
+    assert_eq!(ready(&mut s, 2), [train(1, &[6, 2])]);
 }
 
 #[test]

@@ -269,8 +269,12 @@ impl SimulatedDriver {
             CutOrder::Ticket => assert!(tickets.is_sorted(), "SCHED-4"),
             CutOrder::Completion => assert!(tickets.is_sorted_by_key(|t| indices[t]), "SCHED-4"),
         }
+        if self.settings.stragglers == Stragglers::Wait {
+            self.check_waited(batch, tickets, &indices);
+        }
         for (batch, left, indices_left) in self.by_domain(tickets) {
             match self.settings.cut_order {
+                CutOrder::Completion if self.settings.stragglers == Stragglers::Wait => {}
                 CutOrder::Ticket => {
                     let next = left.iter().min();
                     assert!(next.is_none_or(|n| batch.iter().all(|t| t < n)), "SCHED-4");
@@ -291,6 +295,48 @@ impl SimulatedDriver {
         self.deferred_before = self.deferred.len();
         self.training = Some(tickets.to_vec());
         self.request(SchedulerEvent::BatchTrained);
+    }
+
+    /// Held groups that can be trained in the batches up to `batch` only.
+    fn due(&self, batch: u64) -> BTreeSet<Ticket> {
+        let running = self.running.iter().map(|(ticket, oldest)| (*ticket, *oldest));
+        let ready = self.ready.iter().map(|(ticket, (oldest, _))| (*ticket, *oldest));
+        let is_due = |(_, oldest): &(Ticket, u64)| oldest + self.settings.max_staleness <= batch;
+        running.chain(ready).filter(is_due).map(|(ticket, _)| ticket).collect()
+    }
+
+    /// True if `batch` leaves no more groups than fit into the batches that may still contain them.
+    fn leaves_room(&self, batch: u64, tickets: &BTreeSet<Ticket>) -> bool {
+        (0..=self.settings.max_staleness).all(|later| {
+            let left = self.due(batch + later).difference(tickets).count() as u64;
+            left <= later * self.settings.groups_per_batch
+        })
+    }
+
+    /// Checks a batch that may have waited for groups: it leaves room for the others, and is the first by completion if
+    /// that would as well. The groups of the batch are not in `ready` any more.
+    fn check_waited(&self, batch: u64, tickets: &[Ticket], indices: &BTreeMap<Ticket, u64>) {
+        let mut before = self.clone();
+        for ticket in tickets {
+            before.ready.insert(*ticket, (self.oldest[ticket], indices[ticket]));
+        }
+        let own: BTreeSet<Ticket> = tickets.iter().copied().collect();
+        assert!(before.leaves_room(batch, &own), "SCHED-7: a group was left behind");
+        let mut first: Vec<(u64, Ticket)> = before.ready.iter().map(|(t, (_, index))| (*index, *t)).collect();
+        first.sort_unstable();
+        let first: BTreeSet<Ticket> = first.into_iter().take(tickets.len()).map(|(_, t)| t).collect();
+        assert!(own == first || !before.leaves_room(batch, &first), "SCHED-4");
+    }
+
+    /// True if a batch of ready groups exists that leaves no group behind.
+    fn can_wait_no_more(&self, batch: u64) -> bool {
+        let size = self.settings.groups_per_batch;
+        let enough = |later: u64| {
+            let due = self.due(batch + later);
+            let ready = due.iter().filter(|t| self.ready.contains_key(t)).count() as u64;
+            ready + later * size >= due.len() as u64
+        };
+        self.ready.len() as u64 >= size && (0..=self.settings.max_staleness).all(enough)
     }
 
     fn drop_group(&mut self, ticket: Ticket, end: End) {
@@ -413,6 +459,7 @@ impl SimulatedDriver {
                 let own = |t: &&Ticket| self.domain(**t) == domain;
                 let ready = self.ready.keys().filter(own);
                 match s.cut_order {
+                    CutOrder::Completion if s.stragglers == Stragglers::Wait => self.can_wait_no_more(v),
                     CutOrder::Completion => ready.count() >= wanted,
                     CutOrder::Ticket => {
                         let first_running = self.running.keys().find(own);

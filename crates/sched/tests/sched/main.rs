@@ -20,7 +20,7 @@ use crate::driver::Schedule;
 /// Arbitrary valid settings.
 fn settings() -> impl Strategy<Value = SchedulerSettings> {
     let numbers = (1u64..5, 0u64..7, 0u64..4, 0u64..5, 0u64..4, 0u64..4);
-    (numbers, any::<bool>(), 0u8..4, reuse()).prop_map(|(numbers, completion, kind, reuse)| {
+    (numbers, any::<bool>(), 0u8..5, reuse()).prop_map(|(numbers, completion, kind, reuse)| {
         let (groups_per_batch, batches, max_staleness, oversample, evaluate_every, checkpoint_every) =
             numbers;
         let plain = SchedulerSettings {
@@ -38,9 +38,22 @@ fn settings() -> impl Strategy<Value = SchedulerSettings> {
         match kind {
             0 => SchedulerSettings { pin_version: true, oversample: 0, cut_order: CutOrder::Ticket, ..plain },
             1 => deferring(plain),
+            2 => waiting(plain),
             _ => plain,
         }
     })
+}
+
+/// The same settings with batches that wait for the groups that are due.
+fn waiting(settings: SchedulerSettings) -> SchedulerSettings {
+    SchedulerSettings {
+        max_staleness: settings.max_staleness.max(1),
+        pin_version: false,
+        oversample: 0,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..settings
+    }
 }
 
 /// No reuse of trained groups, or an arbitrary rule.
