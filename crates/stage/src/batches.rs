@@ -286,7 +286,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),
             seed: context.seed,
-            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.state.clone())).collect(),
+            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.saved())).collect(),
             pinned_versions: Vec::new(),
         };
         let frozen = self.context.policies.named(self.weights.frozen());

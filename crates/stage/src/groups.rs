@@ -71,6 +71,11 @@ impl RunningGroup {
         self.episodes.keys().copied()
     }
 
+    /// Its parts, to continue from.
+    fn progress(&self) -> GroupProgress {
+        GroupProgress { done: self.episodes.clone(), partials: self.partials.clone() }
+    }
+
     fn records(&self, ticket: Ticket) -> impl Iterator<Item = Record> {
         let episodes = self.episodes.iter().map(move |(&sample, episode)| Record::Episode {
             ticket,
@@ -196,6 +201,10 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Starts a group with the parts that exist; [`launch`](Self::launch) runs it.
     pub(crate) fn start(&mut self, ticket: Ticket, draw: Draw) {
         let recovered = self.recovered.remove(&ticket).unwrap_or_default();
+        if let GroupSource::Rollouts(runner) = &self.source {
+            // With the weights of this event of the scheduler, which a resumed run repeats.
+            runner.episodes().policies().begin(ticket, &recovered.progress());
+        }
         self.in_flight.insert(ticket, RunningGroup { draw, ..recovered });
     }
 
@@ -209,12 +218,9 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
-        let in_flight = &self.in_flight;
-        runner.episodes().policies().retain(|ticket| in_flight.contains_key(&ticket));
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
         let task = runner.task(group.draw)?;
-        let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
-        runner.episodes().policies().begin(ticket, &progress);
+        let progress = group.progress();
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
         let sender = self.sender.clone();
@@ -311,6 +317,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Removes a complete group from those in flight. Returns it with the time at which it was launched.
     pub(crate) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, Option<Instant>)> {
         let RunningGroup { episodes, started, .. } = self.in_flight.remove(&ticket)?;
+        self.forget_opponents(ticket);
         let episodes = episodes.into_values().collect();
         Some((Group { ticket, task, episodes }, started))
     }
@@ -349,12 +356,20 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Removes a group that failed.
     pub(crate) fn remove_failed(&mut self, ticket: Ticket) {
         self.in_flight.remove(&ticket);
+        self.forget_opponents(ticket);
+    }
+
+    fn forget_opponents(&self, ticket: Ticket) {
+        if let Some(runner) = self.source.rollouts() {
+            runner.episodes().policies().end(ticket);
+        }
     }
 
     /// Removes a group and cancels its task.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
         self.ready.remove(&ticket);
         self.recovered.remove(&ticket);
+        self.forget_opponents(ticket);
         if let Some(RunningGroup { task: Some((_, handle)), .. }) = self.in_flight.remove(&ticket) {
             handle.abort();
         }
