@@ -36,8 +36,8 @@ const EPISODES: u64 = 4;
 /// One group of so many is long.
 const ONE_IN: u64 = 4;
 /// Sampled tokens of a turn, and tokens of each prompt and observation.
-const NEW: usize = 16;
-const OBSERVATION: u32 = 16;
+const NEW: usize = 8;
+const OBSERVATION: u32 = 8;
 const TRAIN: Duration = Duration::from_millis(300);
 
 /// A kind of agent.
@@ -121,8 +121,9 @@ async fn lock_step<E: RolloutEngine + 'static>(
     for batch in 0..batches {
         let tickets = batch * GROUPS..(batch + 1) * GROUPS;
         measured.long += tickets.clone().filter(|ticket| is_long(*ticket)).count() as u64;
-        let mut open: Vec<Episode> =
-            tickets.flat_map(|ticket| (0..EPISODES).map(move |sample| Episode::new(ticket, sample))).collect();
+        let mut open: Vec<Episode> = tickets
+            .flat_map(|ticket| (0..EPISODES).map(move |sample| Episode::new(ticket, sample)))
+            .collect();
         while !open.is_empty() {
             measured.turns += open.len() as u64;
             let mut turns = JoinSet::new();
@@ -179,8 +180,7 @@ async fn asynchronous<E: RolloutEngine + 'static>(
         for command in scheduler.handle(event).unwrap() {
             match command {
                 SchedulerCommand::StartGroup(ticket) => {
-                    let (engine, sender, oldest) =
-                        (Arc::clone(engine), sender.clone(), scheduler.version());
+                    let (engine, sender, oldest) = (Arc::clone(engine), sender.clone(), scheduler.version());
                     let group = tokio::spawn(async move {
                         let mut episodes = JoinSet::new();
                         for mut episode in (0..EPISODES).map(|sample| Episode::new(ticket.0, sample)) {
@@ -233,7 +233,10 @@ fn schedules() -> Vec<(&'static str, ScheduleSettings)> {
         ("staleness 1", at(1)),
         ("staleness 2", at(2)),
         ("staleness 2, by completion, drop", by_completion),
-        ("staleness 2, by completion, wait", ScheduleSettings { stragglers: Stragglers::Wait, ..by_completion }),
+        (
+            "staleness 2, by completion, wait",
+            ScheduleSettings { stragglers: Stragglers::Wait, ..by_completion },
+        ),
     ]
 }
 
@@ -249,11 +252,11 @@ fn main() {
     let ctx = rloom_run::context(0).unwrap();
     let shape = NewModel {
         family: Family::Qwen3,
-        layers: 4,
-        hidden_size: 128,
+        layers: 2,
+        hidden_size: 64,
         heads: 4,
         kv_heads: Some(2),
-        intermediate_size: 352,
+        intermediate_size: 176,
         max_positions: 1024,
         head_dim: None,
         rope_theta: 10_000.0,
@@ -262,7 +265,8 @@ fn main() {
         initializer_range: 0.08,
     };
     let config = shape.config(64).unwrap();
-    let engine = Arc::new(assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), None).unwrap());
+    let engine =
+        Arc::new(assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), None).unwrap());
     let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let weights = assembly::publish(&Arc::new(Model::init(&config, 0)), PolicyVersion(0));
     println!(
