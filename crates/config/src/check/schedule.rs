@@ -151,7 +151,7 @@ fn check_reuse(stage: &StageDraft, section: &Section<ScheduleSettings>, problems
                 Code::Conflict,
                 format!("`{}` is less than one group of a batch", section.name("reuse.share")),
             )
-            .at(section.origin_or_table("reuse"), format!("a batch has {new} new groups"))
+            .at(section.origin_or_table("reuse.share"), format!("a batch has {new} new groups"))
             .hint(format!("set it to at least {:.3}, or to 0 for no reuse", (least * 1e3).ceil() / 1e3)),
         );
     }
