@@ -38,7 +38,7 @@ pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
 pub use hosted::{AgentHost, HostedEpisode, HostedSampler};
-pub use metrics::{batch_metrics, failure_metrics};
+pub use metrics::{batch_metrics, failure_metrics, staleness_metrics};
 pub use outcome::OutcomeRule;
 pub use prompts::{
     PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,

@@ -20,6 +20,7 @@ mod recipe;
 mod recorded_rollouts;
 mod recovery;
 mod replay;
+mod reuse;
 mod rows_of_runs;
 mod sampler;
 mod search;
