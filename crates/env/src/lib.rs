@@ -22,6 +22,7 @@
 //! taken now, and a [`Playthrough`] assembles the segments of all agents. An environment is a world of one agent ([`Solo`]).
 
 mod agent;
+mod agent_sandbox;
 mod agent_segments;
 mod attempt;
 pub mod conformance;
@@ -48,6 +49,7 @@ mod unrendered;
 mod world;
 
 pub use agent::{Agent, AgentEnvironment};
+pub use agent_sandbox::AgentSandbox;
 pub use agent_segments::AgentSegments;
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
