@@ -20,6 +20,7 @@ mod hosted;
 mod metrics;
 mod outcome;
 mod prompts;
+mod recombination;
 mod recorded;
 mod stopping;
 mod transcript;

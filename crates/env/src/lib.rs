@@ -62,7 +62,7 @@ pub use games::{
     Opponent, SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, VersusGame,
     WordleSettings,
 };
-pub use graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
+pub use graphs::{ChainSettings, ConversationSettings, DebateConclusion, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;

@@ -2,6 +2,7 @@
 
 mod agents;
 mod changes;
+mod credit;
 mod domains;
 mod engines;
 mod episodes;
