@@ -58,6 +58,9 @@ pub async fn read_row(
         if learned == LossOn::All {
             pieces::learn_all(segment);
         }
+        if segment.policy_tokens() == 0 {
+            return Err(EnvError::RowTooLong { task: task.index, tokens: segment.tokens.len(), limit });
+        }
         segment.validate()?;
     }
     Ok(episodes)
