@@ -69,6 +69,7 @@ pub use loss::{
     policy_loss, step_loss, value_loss,
 };
 pub use message::MessageError;
+pub use method::DataKind;
 pub use methods::Method;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;

@@ -35,6 +35,7 @@ mod graphs;
 mod guess;
 mod history;
 mod keys;
+mod offline;
 mod playthrough;
 mod prompts;
 mod python;
@@ -64,6 +65,7 @@ pub use games::{
 };
 pub use graphs::{ChainSettings, ConversationSettings, DebateConclusion, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
+pub use offline::{RowLength, read_row, row_length};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;
