@@ -62,6 +62,8 @@ mod linear;
 mod linear_heads;
 mod linear_swiglu;
 mod logsumexp;
+mod low_rank;
+mod matrix;
 mod norm;
 mod numbers;
 mod pack;
@@ -93,6 +95,10 @@ pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_w
 pub use linear_heads::{HeadNorms, Heads, Rotation, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
+pub use low_rank::{
+    Columns, LowRank, LowRankInput, Weight, WeightRows, low_rank_backward_b, low_rank_backward_u,
+};
+pub use matrix::{Matrix, round_to_bf16};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};

@@ -180,6 +180,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// True if a folder has weights in this format.
+    pub(crate) fn exists(folder: &Path) -> bool {
+        folder.join(SINGLE).is_file() || folder.join(INDEX).is_file()
+    }
+
     /// The files with tensors.
     pub(crate) fn tensor_files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(TensorFile::path)
