@@ -7,7 +7,9 @@ use rloom_ops::{self as ops, Buf, Ctx};
 
 use crate::adapter::{self, Adapter, Projection, StoredAdapter};
 use crate::base::Base;
-use crate::{AdapterError, LoadError, LoraConfig, Model};
+use crate::checkpoint::{SINGLE, write_tensors_as};
+use crate::model::tensors_out;
+use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model};
 
 impl Model {
     /// This model as the frozen base of a new adapter, which adds nothing yet: `A` is random, `B` is zero. With bf16, the
@@ -21,7 +23,7 @@ impl Model {
     /// This model for use without training of its weights: with bf16, its matrices are kept in bf16 alone.
     #[must_use]
     pub fn frozen(self) -> Self {
-        let is_frozen = self.base.is_narrow() || self.config().dtype == crate::Dtype::F32;
+        let is_frozen = self.base.is_narrow() || self.config().dtype == Dtype::F32;
         if is_frozen {
             return self;
         }
@@ -85,6 +87,29 @@ impl Model {
         adapter::save(adapter, folder, base, self.base.digest())
     }
 
+    /// Writes the folder of a model for other programs, with the weights rounded to `dtype`; an adapter keeps its own format.
+    pub fn export(
+        &self,
+        folder: &Path,
+        generation: &GenerationConfig,
+        dtype: Dtype,
+    ) -> Result<(), LoadError> {
+        if dtype == Dtype::F32 || self.adapter.is_some() {
+            return self.save(folder, generation);
+        }
+        let mut config = self.config().to_json();
+        for key in ["dtype", "torch_dtype"] {
+            if let Some(value) = config.get_mut(key) {
+                *value = serde_json::json!("bfloat16");
+            }
+        }
+        crate::generation::write_json(&folder.join("config.json"), &config)?;
+        generation.save(folder)?;
+        let tensors = tensors_out(self.named_tensors().filter(|(spec, _)| !spec.is_value_head()), "");
+        write_tensors_as(&folder.join(SINGLE), &[("format", "pt".into())], tensors, dtype)?;
+        Ok(())
+    }
+
     /// A model with the adapter added to its weights in f32, `W + s·B·A`, for export; the model itself without an adapter.
     #[must_use]
     pub fn merged(&self) -> Self {
@@ -101,11 +126,19 @@ impl Model {
                     let (columns, rank) = (&member.columns, member.columns.of_u.len());
                     let mut scaled = Buf::from_slice(&factors.b.as_slice()[member.b.clone()]);
                     ops::scale(&ctx, &mut scaled, adapter.config.scale() as f32);
-                    let a = Buf::from_slice(&factors.a.as_slice()[columns.of_u.start * k..columns.of_u.end * k]);
+                    let a =
+                        Buf::from_slice(&factors.a.as_slice()[columns.of_u.start * k..columns.of_u.end * k]);
                     let rows = columns.of_projection.len();
                     let mut product = Buf::zeros(rows * k);
                     ops::linear_backward_input::<f32, f32, f32>(
-                        &ctx, &mut product, &scaled, rows, &a, rank, k, false,
+                        &ctx,
+                        &mut product,
+                        &scaled,
+                        rows,
+                        &a,
+                        rank,
+                        k,
+                        false,
                     );
                     let w = &mut w.as_mut_slice()[columns.of_projection.start * k..][..rows * k];
                     for (w, add) in w.iter_mut().zip(product.as_slice()) {

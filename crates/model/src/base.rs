@@ -101,9 +101,7 @@ impl Base {
         config.dtype = Dtype::Bf16;
         let mut narrow = NarrowMatrices::empty(&config);
         let mut digest = Digest::default();
-        for (index, (buf, place)) in
-            weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate()
-        {
+        for (index, (buf, place)) in weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate() {
             fill(index, buf)?;
             digest.update(buf.as_slice());
             if let Some(place) = place {

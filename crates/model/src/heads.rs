@@ -158,7 +158,8 @@ impl Model {
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
         if let Some((language, packed)) = language.as_ref().zip(packed.set.head.as_ref()) {
             // A tied head accumulates into the embedding's gradient.
-            let d_table = grads.as_deref_mut().map(|grads| grads.head.as_mut().unwrap_or(&mut grads.embedding));
+            let d_table =
+                grads.as_deref_mut().map(|grads| grads.head.as_mut().unwrap_or(&mut grads.embedding));
             ops::head_backward(
                 ctx,
                 &mut d_normed,

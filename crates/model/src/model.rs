@@ -13,9 +13,7 @@ use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
 use crate::layer::{Layer, RopeTables};
 use crate::packed::{PackedForm, PackedModel, PackedWeights};
 use crate::tensors::{TensorSet, TensorSpec, named, specs, value_head_zeros};
-use crate::{
-    AdapterError, CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads,
-};
+use crate::{AdapterError, CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
 
 /// A decoder-only transformer with the heads that its configuration names, and a LoRA adapter, if it has one.
 ///
@@ -173,7 +171,7 @@ impl Model {
         config.dtype = dtype;
         let mut base = Base::new(config, weights);
         base.folder = folder;
-        Self { adapter: adapter.map(|adapter| adapter.clone()), ..Self::with_base(base) }
+        Self { adapter: adapter.map(Adapter::unpacked), ..Self::with_base(base) }
     }
 
     /// Removes the value head of a policy, as [`save`](Self::save) does. Does nothing for a critic.

@@ -2,9 +2,9 @@
 
 use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed};
 
+use crate::Dtype;
 use crate::adapter::{PackedLayerFactors, Projection};
 use crate::base::Base;
-use crate::Dtype;
 
 /// Packed matrices of one layer.
 #[derive(Debug)]

@@ -9,13 +9,7 @@ use crate::{Buf, Ctx, Element, Matrix, partition};
 /// # Panics
 ///
 /// If a length does not fit or a token is outside the table.
-pub fn embedding<'w>(
-    ctx: &Ctx,
-    x_td: &mut Buf,
-    table_vd: impl Into<Matrix<'w>>,
-    tokens: &[u32],
-    d: usize,
-) {
+pub fn embedding<'w>(ctx: &Ctx, x_td: &mut Buf, table_vd: impl Into<Matrix<'w>>, tokens: &[u32], d: usize) {
     assert_eq!(x_td.len(), tokens.len() * d, "embedding: x must be [tokens, d]");
     let table = table_vd.into();
     partition::for_rows(ctx, x_td.as_mut_slice(), d, |first, count, x| {

@@ -234,16 +234,7 @@ pub fn head_backward<'w, E: Element>(
     let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
     assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
 
-    let of = Backward {
-        h: h_td.as_slice(),
-        w_vd,
-        w,
-        targets,
-        inv_temperature,
-        scores,
-        d_logprob,
-        d_entropy,
-    };
+    let of = Backward { h: h_td.as_slice(), w_vd, w, targets, inv_temperature, scores, d_logprob, d_entropy };
     let dh = Disjoint::new(dh_td.as_mut_slice());
     let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
     ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
@@ -284,10 +275,7 @@ pub fn head_backward<'w, E: Element>(
                     c_row: d,
                     output: Output::Chain,
                 };
-                by_w.run(
-                    ctx,
-                    f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]),
-                );
+                by_w.run(ctx, f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]));
             }
         }
     });

@@ -81,7 +81,9 @@ pub use adamw::{AdamW, adamw};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
 pub use buf::Buf;
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
-pub use convert::{append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes};
+pub use convert::{
+    append_bf16_bytes, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
+};
 pub use ctx::Ctx;
 pub use draw::{Draw, Pick, RowDraw};
 pub use element::Element;

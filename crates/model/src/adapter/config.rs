@@ -20,15 +20,8 @@ pub enum LoraTarget {
 
 impl LoraTarget {
     /// All of them, in the order of a layer.
-    pub const ALL: [Self; 7] = [
-        Self::QProj,
-        Self::KProj,
-        Self::VProj,
-        Self::OProj,
-        Self::GateProj,
-        Self::UpProj,
-        Self::DownProj,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
 
     /// Name of the layer in `transformers` and in PEFT's `target_modules`.
     pub fn name(self) -> &'static str {

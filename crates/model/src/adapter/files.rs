@@ -11,9 +11,12 @@ use crate::checkpoint::{Checkpoint, CheckpointError, TensorFile, write_tensors};
 use crate::model::tensors_out;
 
 const CONFIG: &str = "adapter_config.json";
-pub(crate) const TENSORS: &str = "adapter_model.safetensors";
+const TENSORS: &str = "adapter_model.safetensors";
 /// Entry of the tensors' metadata with the digest of the base.
 const BASE_DIGEST: &str = "base_digest";
+
+/// The configuration and the tensors of an adapter.
+pub(crate) const FILES: [&str; 2] = [CONFIG, TENSORS];
 
 /// True if a folder holds an adapter and no model.
 pub(crate) fn is_adapter(folder: &Path) -> bool {
@@ -41,8 +44,8 @@ enum Targets {
     List(Vec<String>),
 }
 
-/// Settings that change what an adapter computes, in the state in which they do not.
-fn neutral() -> [(&'static str, Value); 9] {
+/// Settings that change what an adapter computes, in the state in which they do not. Absent and empty ones do not either.
+fn neutral() -> [(&'static str, Value); 14] {
     [
         ("bias", json!("none")),
         ("use_dora", json!(false)),
@@ -50,11 +53,19 @@ fn neutral() -> [(&'static str, Value); 9] {
         ("lora_bias", json!(false)),
         ("modules_to_save", Value::Null),
         ("layers_to_transform", Value::Null),
+        ("layer_replication", Value::Null),
         ("rank_pattern", json!({})),
         ("alpha_pattern", json!({})),
         ("exclude_modules", Value::Null),
+        ("target_parameters", Value::Null),
+        ("trainable_token_indices", Value::Null),
+        ("use_qalora", json!(false)),
+        ("alora_invocation_tokens", Value::Null),
     ]
 }
+
+/// Number of the settings of [`neutral`] that every version of PEFT has.
+const ALWAYS_WRITTEN: usize = 3;
 
 /// The configuration of a stored adapter.
 pub(crate) struct StoredAdapter {
@@ -150,22 +161,19 @@ impl StoredAdapter {
 
 /// The folder of an adapter's base: as recorded, or next to the adapter's folder if the run was moved.
 fn base_folder(adapter: &Path, recorded: &Path) -> Option<PathBuf> {
-    let moved = adapter.parent().zip(recorded.file_name()).map(|(parent, name)| parent.join(name));
-    [Some(recorded.to_owned()), Some(adapter.join(recorded)), moved]
+    // Another checkpoint of the same run, or its initial model.
+    let moved = adapter.ancestors().skip(1).take(2).zip(std::iter::repeat(recorded.file_name()));
+    let moved = moved.filter_map(|(parent, name)| Some(parent.join(name?)));
+    [recorded.to_owned(), adapter.join(recorded)]
         .into_iter()
-        .flatten()
+        .chain(moved)
         .find(|folder| folder.join("config.json").is_file())
 }
 
 /// Writes an adapter on a base in a folder, whose weights have this digest.
-pub(crate) fn save(
-    adapter: &Adapter,
-    folder: &Path,
-    base: &Path,
-    digest: u64,
-) -> Result<(), AdapterError> {
-    let base = std::path::absolute(base)
-        .map_err(|source| AdapterError::Read { path: base.to_owned(), source })?;
+pub(crate) fn save(adapter: &Adapter, folder: &Path, base: &Path, digest: u64) -> Result<(), AdapterError> {
+    let base =
+        std::path::absolute(base).map_err(|source| AdapterError::Read { path: base.to_owned(), source })?;
     let LoraConfig { rank, alpha, rslora, targets } = &adapter.config;
     let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
     let settings = [
@@ -179,14 +187,16 @@ pub(crate) fn save(
         ("target_modules", json!(names)),
         ("inference_mode", json!(true)),
     ];
-    let config = settings.into_iter().chain(neutral()).map(|(key, value)| (key.to_owned(), value)).collect();
+    let config = settings
+        .into_iter()
+        .chain(neutral().into_iter().take(ALWAYS_WRITTEN))
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect();
     crate::generation::write_json(&folder.join(CONFIG), &config)?;
     let notes = [("format", "pt".to_owned()), (BASE_DIGEST, format!("{digest:016x}"))];
     let bufs = adapter.tensors.bufs();
-    let named = adapter
-        .specs
-        .iter()
-        .map(|spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]));
+    let named =
+        adapter.specs.iter().map(|spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]));
     write_tensors(&folder.join(TENSORS), &notes, tensors_out(named, ""))?;
     Ok(())
 }

@@ -16,7 +16,7 @@ pub use error::AdapterError;
 
 pub(crate) use backward::LayerGradients;
 pub(crate) use config::Projection;
-pub(crate) use files::{StoredAdapter, is_adapter, save};
+pub(crate) use files::{FILES, StoredAdapter, is_adapter, save};
 pub(crate) use packed::{PackedAdapter, PackedFactors, PackedLayerFactors};
 pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors};
 
@@ -41,6 +41,11 @@ impl Clone for Adapter {
 impl Adapter {
     fn of(config: LoraConfig, tensors: AdapterSet, specs: Arc<[TensorSpec]>) -> Self {
         Self { config, tensors, specs, packed: OnceLock::new() }
+    }
+
+    /// The adapter without the packed copies.
+    pub(crate) fn unpacked(self) -> Self {
+        Self { packed: OnceLock::new(), ..self }
     }
 
     /// An adapter of zeros.

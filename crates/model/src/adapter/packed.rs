@@ -2,8 +2,8 @@
 
 use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, LowRank, Packed};
 
-use super::tensors::{AdapterLayer, AdapterSet, Factors};
 use super::Projection;
+use super::tensors::{AdapterLayer, AdapterSet, Factors};
 use crate::Dtype;
 
 /// Factors of one product.
@@ -43,9 +43,11 @@ fn layers<E: Element>(ctx: &Ctx, set: &AdapterSet, scale: f64) -> Vec<PackedLaye
 
 impl<E: Element> PackedLayerFactors<E> {
     fn new(ctx: &Ctx, layer: &AdapterLayer, scale: f32) -> Self {
-        Self(Projection::ALL.map(|projection| {
-            layer.of(projection).map(|factors| PackedFactors::new(ctx, factors, scale))
-        }))
+        Self(
+            Projection::ALL.map(|projection| {
+                layer.of(projection).map(|factors| PackedFactors::new(ctx, factors, scale))
+            }),
+        )
     }
 
     pub(crate) fn of(&self, projection: Projection) -> Option<&PackedFactors<E>> {

@@ -55,10 +55,8 @@ impl Factors {
             let features = target.features(model);
             if config.targets.contains(&target) {
                 let first = members.len() * config.rank;
-                let columns = Columns {
-                    of_projection: column..column + features,
-                    of_u: first..first + config.rank,
-                };
+                let columns =
+                    Columns { of_projection: column..column + features, of_u: first..first + config.rank };
                 members.push(Member { columns, b: of_b..of_b + features * config.rank });
                 of_b += features * config.rank;
             }
@@ -81,7 +79,8 @@ impl AdapterLayer {
 
 impl AdapterSet {
     pub(crate) fn zeros(model: &ModelConfig, config: &LoraConfig) -> Self {
-        let layer = || AdapterLayer(Projection::ALL.map(|projection| Factors::zeros(model, config, projection)));
+        let layer =
+            || AdapterLayer(Projection::ALL.map(|projection| Factors::zeros(model, config, projection)));
         Self { layers: (0..model.layers).map(|_| layer()).collect() }
     }
 

@@ -155,7 +155,7 @@ pub(crate) struct Checkpoint {
     file_of: BTreeMap<String, usize>,
 }
 
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
