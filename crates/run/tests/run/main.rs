@@ -12,6 +12,7 @@ mod full_disk;
 mod initial;
 mod kills;
 mod learning;
+mod lora;
 mod methods;
 mod not_finite;
 mod other_engines;
