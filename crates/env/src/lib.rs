@@ -34,6 +34,7 @@ mod graphs;
 mod guess;
 mod history;
 mod keys;
+mod offline;
 mod playthrough;
 mod prompts;
 mod python;
@@ -62,6 +63,7 @@ pub use games::{
 };
 pub use graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
+pub use offline::{RowLength, read_row, row_length};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;
