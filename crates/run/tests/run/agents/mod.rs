@@ -115,10 +115,10 @@ fn agents_are_sampled_by_a_pool_of_servers() {
         let (urls, engine) = (format!("rollout.urls=[{urls}]"), format!("rollout.engine={engine}"));
         // As many tokens as the stand-ins have, which compute other log-probabilities than the trainer.
         let more = [
+            &engine,
             "tokenizer.alphabet='0123456789+-*='",
             "rollout.probe_tolerance=1000",
             "rollout.max_requests=32",
-            &engine,
             &urls,
         ];
         let config = config(folder.path(), command!("rewarded"), &more);
