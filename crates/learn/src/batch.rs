@@ -7,7 +7,7 @@ use rloom_algo::{
     Mismatch, Objective, PolicyLoss, PolicyObjective, Surrogate,
 };
 use rloom_collect::OutcomeRule;
-use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, metric};
+use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, Role, metric};
 use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
 
 use crate::report::StepMeasurements;
@@ -68,10 +68,10 @@ impl std::fmt::Debug for BatchPosition<'_> {
 }
 
 /// The part of a batch that one optimiser step trains on.
-struct Minibatch<'a> {
-    packed: &'a [PackedBatch],
-    inputs: &'a [LossInputs],
-    counts: GlobalCounts,
+pub(crate) struct Minibatch<'a> {
+    pub(crate) packed: &'a [PackedBatch],
+    pub(crate) inputs: &'a [LossInputs],
+    pub(crate) counts: GlobalCounts,
 }
 
 impl BatchTrainer {
@@ -109,6 +109,7 @@ impl BatchTrainer {
         let mut measured = StepMeasurements::default();
         let mut measured_further: Vec<StepMeasurements> = Vec::new();
         measured_further.resize_with(models.further.len(), StepMeasurements::default);
+        let joint = self.joint_sequences(groups);
         let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
         for _ in 0..self.algorithm.epochs {
             for part in &parts {
@@ -118,12 +119,25 @@ impl BatchTrainer {
                 // Later optimiser steps have other weights than the sampler had.
                 let is_first = report.optimizer_steps == 0 && self.algorithm.needs_rollouts();
                 let mismatch = if is_first { Mismatch::Scores } else { Mismatch::Unmeasured };
+                if let Some(joint) = &joint {
+                    let taken =
+                        self.joint_critic_step(models, joint, part, &known, &mut measured, &mut report);
+                    if let Err(error) = taken {
+                        report.skip(1, error, limit)?;
+                        report.optimizer_steps += 1;
+                        progress(report.optimizer_steps, optimizer_steps);
+                        continue;
+                    }
+                }
                 let own = self.main.map_or_else(|| of_part.clone(), |main| of_policy(&of_part, main));
                 if self.main.is_none() || !own.is_empty() {
                     let packed = self.pack(&own)?;
                     let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
                     let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
-                    let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
+                    let mut taken = match &joint {
+                        Some(_) => Ok(()),
+                        None => self.critic_step(models, &minibatch, &mut measured, &mut report),
+                    };
                     if taken.is_ok() && !critic_alone {
                         taken =
                             self.main_step(models, &minibatch, position.version, &mut measured, &mut report);
@@ -132,7 +146,8 @@ impl BatchTrainer {
                         report.skip(1, error, limit)?;
                     }
                 }
-                for (policy, measured) in models.further.iter_mut().zip(&mut measured_further) {
+                let further = models.further.iter_mut().zip(&mut measured_further);
+                for (policy, measured) in further.filter(|_| !critic_alone) {
                     let own = of_policy(&of_part, policy.id);
                     let packed = self.pack(&own)?;
                     let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
@@ -168,13 +183,16 @@ impl BatchTrainer {
         report: &mut BatchReport,
     ) -> Result<(BatchScores, Option<Advantages>), TrainError> {
         let mut known = self.scores(models, members, position.version)?;
+        if let Some(joint) = self.joint_sequences(groups) {
+            known.round_values = self.round_values(models, &joint)?;
+        }
         self.train_prm(models, groups, members, &mut known, position, report)?;
         known.masked = self.masks(groups, report);
         let advantages = self.advantages(groups, members, position, &mut known, report)?;
         Ok((known, advantages))
     }
 
-    fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
+    pub(crate) fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
         counts(members, self.completion_limit)
     }
 
@@ -258,6 +276,11 @@ impl BatchTrainer {
             };
             known.returns = members.iter().map(of).collect();
         }
+        let trained = groups.iter().zip(&advantages.round_returns).flat_map(|(group, returns)| {
+            let both = group.episodes.iter().zip(returns);
+            both.filter(|(episode, _)| episode.role == Role::Train).map(|(_, returns)| returns.clone())
+        });
+        known.round_returns = trained.collect();
         let metrics = advantages.report.named().into_iter().map(|(name, value)| (name.to_owned(), value));
         report.metrics.extend(metrics);
         Ok(Some(advantages))
@@ -271,7 +294,7 @@ impl BatchTrainer {
         }
     }
 
-    fn critic_step<E: TrainEngine>(
+    pub(crate) fn critic_step<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
         minibatch: &Minibatch<'_>,
