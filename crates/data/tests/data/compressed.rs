@@ -1,5 +1,7 @@
 //! Compressed JSONL files.
 
+#![expect(clippy::unwrap_used, reason = "test helpers may panic")]
+
 use std::io::Write;
 
 use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Source, Split};

@@ -1,5 +1,7 @@
 //! Rows of preference pairs, labelled completions, labelled steps and texts.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
+
 use std::path::PathBuf;
 
 use proptest::prelude::*;
