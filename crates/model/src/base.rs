@@ -17,7 +17,7 @@ pub(crate) struct Base {
     pub(crate) config: ModelConfig,
     pub(crate) specs: Arc<[TensorSpec]>,
     pub(crate) weights: TensorSet,
-    /// The matrices of a frozen bf16 base, which are then missing in `weights`.
+    /// The matrices of a frozen bf16 base, which are then empty in `weights`.
     narrow: Option<NarrowMatrices>,
     packed: OnceLock<PackedWeights>,
     /// Packed forms of outdated weights, whose memory is reused.
@@ -28,7 +28,7 @@ pub(crate) struct Base {
     digest: OnceLock<u64>,
 }
 
-/// Matrices in bf16.
+/// Matrices in bf16. The embedding is one of them if its numbers are: otherwise it stays in f32.
 #[derive(Debug, Clone, Default)]
 struct NarrowMatrices {
     embedding: Buf<Bf16>,
@@ -104,7 +104,9 @@ impl Base {
         for (index, (buf, place)) in weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate() {
             fill(index, buf)?;
             digest.update(buf.as_slice());
-            if let Some(place) = place {
+            // The residual stream begins with the embedding in f32.
+            let is_kept = index == 0 && !ops::is_bf16(buf);
+            if let Some(place) = place.filter(|_| !is_kept) {
                 *place = Buf::zeros(buf.len());
                 ops::round_to_bf16(place, buf);
                 *buf = Buf::default();
@@ -131,7 +133,7 @@ impl Base {
     pub(crate) fn widened(mut self) -> Self {
         let Some(mut narrow) = self.narrow.take() else { return self };
         for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
-            if let Some(place) = place {
+            if let Some(place) = place.filter(|place| !place.is_empty()) {
                 *buf = Buf::zeros(place.len());
                 Matrix::from(&*place).copy_to(buf.as_mut_slice());
             }
@@ -187,15 +189,15 @@ impl Base {
     /// The embedding's table.
     pub(crate) fn embedding(&self) -> Matrix<'_> {
         match &self.narrow {
-            Some(narrow) => (&narrow.embedding).into(),
-            None => (&self.weights.embedding).into(),
+            Some(narrow) if !narrow.embedding.is_empty() => (&narrow.embedding).into(),
+            _ => (&self.weights.embedding).into(),
         }
     }
 
     /// Table of the language head: a separate one, or the embedding.
     pub(crate) fn head_table(&self) -> Matrix<'_> {
         match &self.narrow {
-            Some(narrow) => narrow.head.as_ref().unwrap_or(&narrow.embedding).into(),
+            Some(narrow) => narrow.head.as_ref().map_or_else(|| self.embedding(), Matrix::from),
             None => self.weights.head_table().into(),
         }
     }
