@@ -26,6 +26,8 @@ pub(crate) struct Base {
     /// Folder that holds these weights.
     pub(crate) folder: Option<PathBuf>,
     digest: OnceLock<u64>,
+    /// The same weights without f32 matrices, for all adapters over them.
+    frozen: OnceLock<Arc<Self>>,
 }
 
 /// Matrices in bf16. The embedding is one of them if its numbers are: otherwise it stays in f32.
@@ -88,6 +90,7 @@ impl Base {
             rope: RopeTables::default(),
             folder: None,
             digest: OnceLock::new(),
+            frozen: OnceLock::new(),
         }
     }
 
@@ -129,6 +132,11 @@ impl Base {
         Self { folder, ..base }
     }
 
+    /// A frozen copy of weights that other handles hold.
+    pub(crate) fn to_frozen(&self) -> Arc<Self> {
+        Arc::clone(self.frozen.get_or_init(|| Arc::new(self.clone().into_frozen())))
+    }
+
     /// The same weights with f32 matrices.
     pub(crate) fn widened(mut self) -> Self {
         let Some(mut narrow) = self.narrow.take() else { return self };
@@ -162,6 +170,7 @@ impl Base {
         }
         self.folder = None;
         self.digest = OnceLock::new();
+        self.frozen = OnceLock::new();
         &mut self.weights
     }
 
