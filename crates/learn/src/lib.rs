@@ -8,6 +8,7 @@ mod advantages;
 mod batch;
 mod functions;
 mod models;
+mod preference;
 mod report;
 mod rows;
 mod scores;
@@ -16,6 +17,8 @@ mod scores;
 mod batch_tests;
 #[cfg(test)]
 mod policy_tests;
+#[cfg(test)]
+mod preference_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};
