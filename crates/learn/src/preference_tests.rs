@@ -40,12 +40,9 @@ fn pairs_stay_together() {
     let (keys, by_token) = &models.policy.accumulated[0];
     assert_eq!(keys.len(), 4);
     let slope = |margin: f64| 0.1 * sigmoid(-0.1 * margin) / 2.0;
-    for (tokens, wanted) in [
-        (&[1, 2, 3][..], -slope(0.5)),
-        (&[4], slope(0.5)),
-        (&[5], -slope(-0.25)),
-        (&[6, 7], slope(-0.25)),
-    ] {
+    for (tokens, wanted) in
+        [(&[1, 2, 3][..], -slope(0.5)), (&[4], slope(0.5)), (&[5], -slope(-0.25)), (&[6, 7], slope(-0.25))]
+    {
         tokens.iter().for_each(|token| assert_close(by_token[token].0, wanted, "pair"));
     }
     assert_close(report.metrics["rewards/margins"] as f32, 0.1 * 0.125, "margins");
@@ -82,11 +79,11 @@ fn bco_keeps_its_running_mean() {
     let first =
         train_from(AlgorithmState::default(), Method::Bco, "{}", &mut models(plain), &groups).unwrap();
     assert_close(first.metrics["rewards/anchor"] as f32, 0.05, "mean of 0.075 and 0.025");
-    let state: AlgorithmState =
-        serde_json::from_str(&serde_json::to_string(&first.state).unwrap()).unwrap();
+    let state: AlgorithmState = serde_json::from_str(&serde_json::to_string(&first.state).unwrap()).unwrap();
     assert_eq!(state, first.state);
     let mut models = models(plain);
-    let second = train_from(state, Method::Bco, "{}", &mut models, &[label(2, &[5, 6], 1.0), label(3, &[7], 0.0)]);
+    let second =
+        train_from(state, Method::Bco, "{}", &mut models, &[label(2, &[5, 6], 1.0), label(3, &[7], 0.0)]);
     let delta = (0.075 + 0.025 + 0.05 + 0.025) / 4.0;
     assert_close(second.unwrap().metrics["rewards/anchor"] as f32, delta, "mean of four");
     let slope = -0.1 * sigmoid(delta - 0.05) / 2.0;
@@ -97,8 +94,7 @@ fn bco_keeps_its_running_mean() {
 fn groups_without_a_label_are_refused() {
     let mut unlabelled = pair(0, &[1], &[2]);
     unlabelled.episodes[1].rewards.components.clear();
-    let result =
-        train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models(plain), &[unlabelled]);
+    let result = train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models(plain), &[unlabelled]);
     assert!(result.unwrap_err().to_string().contains("outcome"));
     let swapped = {
         let mut swapped = pair(0, &[1], &[2]);

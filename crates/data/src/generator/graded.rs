@@ -28,7 +28,12 @@ const LARGEST_ERROR: u64 = 20;
 
 impl GradedRows {
     /// The row at `position` of a split. `wrong` is a completion with a wrong answer.
-    pub(super) fn row(self, position: u64, right: Demonstration, wrong: impl FnOnce() -> String) -> Demonstration {
+    pub(super) fn row(
+        self,
+        position: u64,
+        right: Demonstration,
+        wrong: impl FnOnce() -> String,
+    ) -> Demonstration {
         match self {
             Self::Demonstrations => right,
             Self::Preferences => {
