@@ -37,7 +37,7 @@ pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
     ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings,
-    DigitOrder, Digits, FrozenLakeSettings, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
+    DigitOrder, Digits, FrozenLakeSettings, GradedRows, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
     ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
     Wording, WordleSettings,
 };

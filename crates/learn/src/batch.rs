@@ -3,13 +3,16 @@
 use std::borrow::Cow;
 
 use rloom_algo::{
-    Advantages, Algorithm, AlgorithmState, GlobalCounts, ImplicitReward, LossInputs, LossMetrics, LossStep,
-    Mismatch, Objective, PolicyLoss, PolicyObjective, Surrogate,
+    Advantages, Algorithm, AlgorithmState, DataKind, GlobalCounts, ImplicitReward, LossInputs, LossMetrics,
+    LossStep, Mismatch, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate,
 };
 use rloom_collect::OutcomeRule;
 use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, Role, metric};
-use rloom_engine::{OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_unshared};
+use rloom_engine::{
+    OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_groups, pack_unshared,
+};
 
+use crate::preference::labels;
 use crate::report::StepMeasurements;
 use crate::rows::{
     Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
@@ -72,6 +75,12 @@ pub(crate) struct Minibatch<'a> {
     pub(crate) packed: &'a [PackedBatch],
     pub(crate) inputs: &'a [LossInputs],
     pub(crate) counts: GlobalCounts,
+struct Minibatch<'a> {
+    members: &'a [Member<'a>],
+    known: &'a BatchScores,
+    packed: &'a [PackedBatch],
+    inputs: &'a [LossInputs],
+    counts: GlobalCounts,
 }
 
 impl BatchTrainer {
@@ -138,6 +147,14 @@ impl BatchTrainer {
                         Some(_) => Ok(()),
                         None => self.critic_step(models, &minibatch, &mut measured, &mut report),
                     };
+                    let minibatch = Minibatch {
+                        members: &own,
+                        known: &known,
+                        packed: &packed,
+                        inputs: &inputs,
+                        counts: self.counts(&own),
+                    };
+                    let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
                     if taken.is_ok() && !critic_alone {
                         taken =
                             self.main_step(models, &minibatch, position.version, &mut measured, &mut report);
@@ -151,7 +168,13 @@ impl BatchTrainer {
                     let own = of_policy(&of_part, policy.id);
                     let packed = self.pack(&own)?;
                     let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
-                    let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
+                    let minibatch = Minibatch {
+                        members: &own,
+                        known: &known,
+                        packed: &packed,
+                        inputs: &inputs,
+                        counts: self.counts(&own),
+                    };
                     if let Err(error) =
                         self.further_step(policy, &minibatch, position.version, measured, &mut report)
                     {
@@ -188,6 +211,9 @@ impl BatchTrainer {
         }
         self.train_prm(models, groups, members, &mut known, position, report)?;
         known.masked = self.masks(groups, report);
+        if self.algorithm.preference.is_some() {
+            known.labels = labels(groups)?;
+        }
         let advantages = self.advantages(groups, members, position, &mut known, report)?;
         Ok((known, advantages))
     }
@@ -197,8 +223,13 @@ impl BatchTrainer {
     }
 
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
-        let pack = if self.share_prompts { pack } else { pack_unshared };
-        Ok(pack(members.iter().map(|m| m.trajectory), self.micro_batch_tokens)?)
+        let (trajectories, budget) = (members.iter().map(|m| m.trajectory), self.micro_batch_tokens);
+        let in_pairs = self.algorithm.preference.is_some_and(|loss| loss.data() == DataKind::Pairs);
+        Ok(match (in_pairs, self.share_prompts) {
+            (true, share_prompts) => pack_groups(trajectories, budget, share_prompts)?,
+            (false, true) => pack(trajectories, budget)?,
+            (false, false) => pack_unshared(trajectories, budget)?,
+        })
     }
 
     /// Trains the process-reward model on the batch, then scores the batch with it.
@@ -378,9 +409,17 @@ impl BatchTrainer {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = PolicyObjective { loss, draws };
+        let objective = match self.algorithm.preference {
+            Some(preference) => {
+                let batch = (minibatch.members, minibatch.packed);
+                let reference = &minibatch.known.reference;
+                let anchor = self.anchor(engine, &preference, batch, reference, &mut report.state)?;
+                Objective::Preference(PreferenceLoss { preference, anchor })
+            }
+            None => Objective::Policy(PolicyObjective { loss, draws }),
+        };
         let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
-        let step = LossStep::new(Objective::Policy(objective), minibatch.counts, &inputs);
+        let step = LossStep::new(objective, minibatch.counts, &inputs);
         let accumulated = engine.accumulate(minibatch.packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
         report.count(&accumulated);

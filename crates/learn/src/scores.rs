@@ -28,6 +28,8 @@ pub struct BatchScores {
     /// Log-probabilities of the process-reward model and of its reference.
     pub(crate) prm: Vec<Vec<f32>>,
     pub(crate) prm_reference: Vec<Vec<f32>>,
+    /// Label of each trajectory, for a method that learns from preferences: 1 for a chosen or desirable completion.
+    pub(crate) labels: Vec<f32>,
     /// True for trajectories that are excluded from training.
     pub(crate) masked: Vec<bool>,
 }

@@ -168,6 +168,13 @@ fn the_mean_of_equal_steps_is_the_step() {
         value_loss: Some(20.0),
         value_clip_ratio: Some(21.0),
         explained_variance: Some(22.0),
+        reward_chosen: Some(24.0),
+        reward_rejected: Some(25.0),
+        reward_margin: Some(26.0),
+        reward_accuracy: Some(27.0),
+        reward_anchor: Some(28.0),
+        logprob_chosen: Some(29.0),
+        logprob_rejected: Some(30.0),
         masked_ratio: Some(23.0),
         reward_chosen: Some(24.0),
         reward_rejected: Some(25.0),
@@ -193,13 +200,20 @@ fn the_mean_of_equal_steps_is_the_step() {
     );
     let named = m.named();
     let values: Vec<f64> = named.iter().map(|(_, value)| *value).collect();
-    assert_eq!(values.len(), 19);
+    assert_eq!(values.len(), 26);
     for (name, value) in [
         (metric::COV_PICKED_RATIO, 11.0),
         (metric::CORRECTION_WEIGHT_MEAN, 16.0),
         (metric::CORRECTION_ESS, 17.0),
         (metric::CORRECTION_MASKED_RATIO, 18.0),
         (metric::CORRECTION_REJECTED_RATIO, 19.0),
+        (metric::REWARDS_CHOSEN, 24.0),
+        (metric::REWARDS_REJECTED, 25.0),
+        (metric::REWARDS_MARGINS, 26.0),
+        (metric::REWARDS_ACCURACIES, 27.0),
+        (metric::REWARDS_ANCHOR, 28.0),
+        (metric::LOGPS_CHOSEN, 29.0),
+        (metric::LOGPS_REJECTED, 30.0),
         (metric::VALUE_LOSS, 20.0),
         (metric::VALUE_CLIP_RATIO, 21.0),
         (metric::VALUE_EXPLAINED_VARIANCE, 22.0),
