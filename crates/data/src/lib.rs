@@ -34,7 +34,7 @@ pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
     ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings,
-    DigitOrder, Digits, FrozenLakeSettings, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
+    DigitOrder, Digits, FrozenLakeSettings, GuessSettings, HeldOut, KuhnPokerSettings, Notation, Operation,
     ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
     Wording, WordleSettings,
 };

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
-    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
-    Source, Split, Style, Wording,
+    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Notation, Operation, Paths, PromptFormat,
+    Seat, Source, Split, Style, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -163,6 +163,8 @@ pub(crate) struct Keys {
     map_size: Option<u32>,
     ice_share: Option<f64>,
     seat: Option<Seat>,
+    opening: Option<u32>,
+    notation: Option<Notation>,
     arms: Option<u32>,
     boxes: Option<u32>,
     wall_share: Option<f64>,
