@@ -72,15 +72,11 @@ impl std::fmt::Debug for BatchPosition<'_> {
 
 /// The part of a batch that one optimiser step trains on.
 pub(crate) struct Minibatch<'a> {
+    pub(crate) members: &'a [Member<'a>],
+    pub(crate) known: &'a BatchScores,
     pub(crate) packed: &'a [PackedBatch],
     pub(crate) inputs: &'a [LossInputs],
     pub(crate) counts: GlobalCounts,
-struct Minibatch<'a> {
-    members: &'a [Member<'a>],
-    known: &'a BatchScores,
-    packed: &'a [PackedBatch],
-    inputs: &'a [LossInputs],
-    counts: GlobalCounts,
 }
 
 impl BatchTrainer {
@@ -142,11 +138,6 @@ impl BatchTrainer {
                 if self.main.is_none() || !own.is_empty() {
                     let packed = self.pack(&own)?;
                     let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
-                    let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
-                    let mut taken = match &joint {
-                        Some(_) => Ok(()),
-                        None => self.critic_step(models, &minibatch, &mut measured, &mut report),
-                    };
                     let minibatch = Minibatch {
                         members: &own,
                         known: &known,
@@ -154,7 +145,10 @@ impl BatchTrainer {
                         inputs: &inputs,
                         counts: self.counts(&own),
                     };
-                    let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
+                    let mut taken = match &joint {
+                        Some(_) => Ok(()),
+                        None => self.critic_step(models, &minibatch, &mut measured, &mut report),
+                    };
                     if taken.is_ok() && !critic_alone {
                         taken =
                             self.main_step(models, &minibatch, position.version, &mut measured, &mut report);

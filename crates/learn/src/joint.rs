@@ -94,7 +94,13 @@ impl BatchTrainer {
             ..BatchScores::default()
         };
         let inputs = loss_inputs(&packed, &own, &targets, None, Mismatch::Unmeasured);
-        let minibatch = Minibatch { packed: &packed, inputs: &inputs, counts: self.counts(&own) };
+        let minibatch = Minibatch {
+            members: &own,
+            known: &targets,
+            packed: &packed,
+            inputs: &inputs,
+            counts: self.counts(&own),
+        };
         self.critic_step(models, &minibatch, measured, report)
     }
 }
