@@ -167,6 +167,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
             components: &[],
             values: &[],
             last_value: None,
+            round_values: &[],
             steps: &[],
             prm_logprob: &[],
             prm_reference_logprob: &[],
