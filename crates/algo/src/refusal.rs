@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{AdvantageKind, KlEstimator, LossKind, Text};
+use crate::{AdvantageKind, KlEstimator, LossKind, PreferenceKind, Text};
 
 /// An invalid value or combination of settings.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -137,6 +137,12 @@ pub enum Refusal {
         /// The loss.
         loss: LossKind,
     },
+    /// The loss of another method.
+    #[error("\"{}\" is the loss of another method", .kind.name())]
+    OtherPreference {
+        /// The loss.
+        kind: PreferenceKind,
+    },
     /// k3+ as the divergence of a rejection.
     #[error("k3+ differs from k3 in its gradient alone, and a rejection has none")]
     K3PlusRejects,
@@ -148,8 +154,10 @@ pub enum Refusal {
 /// The reason why nothing reads a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnreadReason {
-    /// The method learns from demonstrations.
+    /// The method learns from given completions.
     Supervised,
+    /// The preference loss has no such setting.
+    NotOfPreference(PreferenceKind),
     /// The loss has no such setting.
     NotOfLoss(LossKind),
     /// The advantage has no such setting.
@@ -171,7 +179,10 @@ impl fmt::Display for UnreadReason {
         };
         match self {
             Self::Supervised => {
-                f.write_str("it learns from demonstrations: nothing is sampled, compared or clipped")
+                f.write_str("it learns from given completions: nothing is sampled, compared or clipped")
+            }
+            Self::NotOfPreference(kind) => {
+                not_of(f, "preference", kind.name(), crate::Kind::keys(*kind))
             }
             Self::NotOfLoss(kind) => not_of(f, "loss", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfAdvantage(kind) => not_of(f, "advantage", kind.name(), crate::Kind::keys(*kind)),

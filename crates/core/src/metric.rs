@@ -56,6 +56,20 @@ metrics! {
     REWARD_STD = "reward_std", "";
     /// Mean of a named reward component. The component's name follows.
     REWARD_PREFIX = prefix "reward/", "";
+    /// Mean implicit reward of chosen or desirable completions: β·Σ(lp − ref), or what the loss has instead.
+    REWARDS_CHOSEN = "rewards/chosen", "";
+    /// Mean implicit reward of rejected or undesirable completions.
+    REWARDS_REJECTED = "rewards/rejected", "";
+    /// Mean implicit reward of chosen completions minus that of rejected ones.
+    REWARDS_MARGINS = "rewards/margins", "";
+    /// Fraction of pairs whose chosen completion has the higher implicit reward.
+    REWARDS_ACCURACIES = "rewards/accuracies", "fraction";
+    /// Number that implicit rewards are compared with: z of `kto`, δ of `bco`.
+    REWARDS_ANCHOR = "rewards/anchor", "";
+    /// Mean summed log-probability of chosen or desirable completions.
+    LOGPS_CHOSEN = "logps/chosen", "nats";
+    /// Mean summed log-probability of rejected or undesirable completions.
+    LOGPS_REJECTED = "logps/rejected", "nats";
     /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
     AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
     /// Mean over episodes of a number that the environment reports. The name follows.

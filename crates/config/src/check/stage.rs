@@ -47,6 +47,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let algorithm = algorithm(stage, problems);
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
+        environment::check_recombination(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
         check_critic(stage, algorithm, problems);
     }

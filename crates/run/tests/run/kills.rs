@@ -183,7 +183,9 @@ fn result(config: &Config) -> BTreeMap<&'static str, Vec<u8>> {
     let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
     let folder = config.run_directory().join(last);
     let read = |name| (name, std::fs::read(folder.join(name)).unwrap());
-    ["model.safetensors", "trainer/optimizer.safetensors"].into_iter().map(read).collect()
+    let has_adapter = config.stages[1].trainer.lora.is_some();
+    let weights = if has_adapter { "adapter_model.safetensors" } else { "model.safetensors" };
+    [weights, "trainer/optimizer.safetensors"].into_iter().map(read).collect()
 }
 
 /// Trajectories that a run reports for each step. Later attempts must report the same ones.
@@ -503,6 +505,11 @@ fn runs_on_other_engines_repeat_what_they_recorded() {
 #[test]
 fn runs_with_episodes_of_several_segments_end_in_the_same_bytes() {
     kill(9);
+}
+
+#[test]
+fn runs_of_an_adapter_end_in_the_same_bytes() {
+    kill(11);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 12] = [
+pub(super) const KINDS: [Kind; 13] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -148,8 +148,23 @@ pub(super) const KINDS: [Kind; 12] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: ADAPTER,
+        schedule: &[
+            "stage.rl.trainer.lora={rank=4,rslora=true}",
+            "stage.rl.algorithm.kl.coef=0.1",
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
 
+/// The kind that trains an adapter.
+pub(super) const ADAPTER: &str = "an adapter";
 /// The kind whose episodes are those of agents.
 pub(super) const AGENTS: &str = "agents";
 /// The kind whose batches reuse groups of earlier batches.
