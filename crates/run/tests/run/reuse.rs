@@ -10,10 +10,10 @@ use rloom_config::Config;
 use rloom_core::{Group, Ticket};
 use rloom_hub::Hub;
 use rloom_run::lineage::SampleName;
-use rloom_run::{FoundIn, Origin, Replay, ResumeOptions, RunError, StopFlag, Verdict};
+use rloom_run::{FoundIn, Origin, Replay, RunError, StopFlag, Verdict};
 use rloom_sched::ReusedGroup;
 use rloom_store::journal::{self, Record};
-use rloom_telemetry::{Event, EventLine, Metrics, Observer, StepFiles, read_events, rollout_log};
+use rloom_telemetry::{Event, Metrics, StepFiles, read_events, rollout_log};
 
 use crate::recipe;
 
@@ -144,37 +144,6 @@ fn replay_retrains_on_reused_groups() {
     }
     let replayed = replay(&config, "38/2").unwrap();
     assert_eq!((replayed.verdict, replayed.found), (Verdict::Equal, FoundIn::Journal));
-}
-
-/// Requests a stop after a step.
-struct StopAt(u64, StopFlag);
-
-impl Observer for StopAt {
-    fn observe(&mut self, line: &EventLine) {
-        if line.stage == "rl" && line.step == self.0 && matches!(line.event, Event::Step { .. }) {
-            self.1.request();
-        }
-    }
-}
-
-/// A stopped run continues with the groups that it could reuse. Without its journal it has lost them, and reuses those that it
-/// trains on from then on.
-#[test]
-fn a_run_continues_with_and_without_the_groups_that_it_could_reuse() {
-    let reused = |loses_journal: bool| {
-        let directory = tempfile::tempdir().unwrap();
-        let config = recipe::config(directory.path(), &[CONTRAST, REUSE]);
-        let run = config.run_directory();
-        let stop = StopFlag::default();
-        rloom_run::train(&config, &mut StopAt(3, stop.clone()), &stop).unwrap();
-        if loses_journal {
-            std::fs::remove_dir_all(run.join("journal")).unwrap();
-            std::fs::create_dir(run.join("journal")).unwrap();
-        }
-        rloom_run::resume(&run, &config, ResumeOptions::default(), &mut (), &StopFlag::default()).unwrap();
-        [4, 5, 6].map(|step| logged(&config, step).len() - 6)
-    };
-    assert_eq!((reused(false), reused(true)), ([2, 2, 2], [0, 2, 2]));
 }
 
 /// A run on recorded rollouts takes the new groups of each step and reuses them by its own rule.
