@@ -19,7 +19,7 @@ struct TrainedGroup {
     batch: u64,
 }
 
-/// The content of the groups that the scheduler may draw again. The new ones of the batch in flight are with the trainer.
+/// The content of the groups that the scheduler may draw again. Those of the batch in flight are with the trainer.
 #[derive(Debug, Default)]
 pub(crate) struct ReusableGroups(BTreeMap<Ticket, TrainedGroup>);
 
