@@ -35,6 +35,7 @@ mod graphs;
 mod guess;
 mod history;
 mod keys;
+mod offline;
 mod playthrough;
 mod prompts;
 mod python;
@@ -62,8 +63,9 @@ pub use games::{
     Opponent, SelfPlaySettings, SokobanSettings, SudokuSettings, TicTacToeSettings, VersusGame,
     WordleSettings,
 };
-pub use graphs::{ChainSettings, ConversationSettings, DebateSettings, MixtureSettings};
+pub use graphs::{ChainSettings, ConversationSettings, DebateConclusion, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
+pub use offline::{RowLength, read_row, row_length};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;

@@ -156,6 +156,11 @@ impl EnvironmentSettings {
         self.kind().agents()
     }
 
+    /// True if turns of different episodes can be combined: each of several agents takes a single turn that depends on no other.
+    pub fn combines_turns(&self) -> bool {
+        self.kind().combines_turns()
+    }
+
     /// All characters of the observations, for the alphabet of a character tokenizer.
     pub fn alphabet(&self) -> String {
         let request = self.summary().map_or("", |summary| &summary.request);
