@@ -30,9 +30,9 @@ impl DataKind {
 impl Method {
     /// Kind of the data that the method learns from; `None` for a method that samples.
     pub fn data(self) -> Option<DataKind> {
-        match self {
-            Self::Sft => Some(DataKind::Demonstrations),
-            _ => None,
+        match self.settings() {
+            None => Some(DataKind::Demonstrations),
+            Some(preset) => preset.preference?.kind.map(|kind| kind.defaults().data()),
         }
     }
 
