@@ -1,6 +1,6 @@
 use crate::{
     AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Filters, KlControl, Method, Overlong,
-    PolicyLoss, Preference, PrmSpec, Proximal, Scope,
+    PolicyLoss, Preference, PrmSpec, Proximal, Recombination, Scope,
 };
 
 /// A method with all its settings resolved: the algorithm of a stage. Created by [`Algorithm::resolve`].
@@ -59,6 +59,11 @@ impl Algorithm {
     /// True if the trainer scores each batch for `old` before its first optimiser step.
     pub fn recomputes_old(&self) -> bool {
         self.proximal == Proximal::Recompute
+    }
+
+    /// The combinations of turns from different episodes whose rewards the advantage reads.
+    pub fn recombination(&self) -> Option<Recombination> {
+        self.advantage.and_then(|advantage| advantage.estimator.recombination())
     }
 
     /// True if the algorithm learns from rollouts, not from demonstrations.

@@ -210,6 +210,17 @@ pub enum AlgoError {
         /// Their number in the group's first episode.
         expected: usize,
     },
+    /// An episode whose turns were not combined with those of other episodes.
+    #[error(
+        "group {group}, episode {episode}: the advantage reads rewards of its turns in combination with those of other episodes, \
+         and there are none"
+    )]
+    NotRecombined {
+        /// The group's place among those given.
+        group: usize,
+        /// The episode's place in its group.
+        episode: usize,
+    },
     /// A step outside its episode, or before the end of the step before it.
     #[error(
         "group {group}, episode {episode}: step {step} is policy tokens {start}..{end} of {tokens}: steps are in order, \

@@ -50,8 +50,8 @@ mod unbounded;
 pub use advantage::kinds as estimators;
 pub use advantage::{
     AdvantageKind, AdvantageReport, AdvantageSettings, AdvantageSpec, Advantages, AgentPart, AgentTurn,
-    EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards, RoleBaselines, RunningMoments, Shaping,
-    ShapingHistory, StepReward, advantages, advantages_of_roles,
+    EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards, Pairing, Recombination, RoleBaselines,
+    RunningMoments, Shaping, ShapingHistory, StepReward, advantages, advantages_of_roles,
 };
 pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;

@@ -98,13 +98,17 @@ pub enum Refusal {
     #[error("the ratio is taken to the sampler, so nothing reads an interpolated proximal policy")]
     InterpolationUnread,
     /// An interpolated proximal policy without staleness.
-    #[error("at max_staleness = 0 every sample is the newest policy's: there is nothing to interpolate")]
+    #[error(
+        "at max_staleness = 0 without reuse every sample is the newest policy's: there is nothing to interpolate"
+    )]
     NothingToInterpolate,
     /// The sampler as the proximal policy, with a correction between the two.
     #[error("with the sampler's own log-probabilities as the proximal policy's, every weight is 1")]
     WeightsAreOne,
     /// The sampler as the proximal policy of stale samples.
-    #[error("at max_staleness above 0 the sampler is an older policy than the one at the start of the batch")]
+    #[error(
+        "with max_staleness above 0 or reused groups the sampler is an older policy than the one at the start of the batch"
+    )]
     SamplerIsOlder,
     /// "No weight" for a loss whose own ratio is one.
     #[error("loss \"{}\" weighs by its own ratio to the sampler, which this would not turn off", .loss.name())]

@@ -201,7 +201,7 @@ metrics! {
     COV_PICKED_RATIO = "cov/picked_ratio", "fraction";
     /// Mean age of the trained policy tokens: trained version minus sampling version.
     STALENESS_MEAN = "off_policy/staleness_mean", "versions";
-    /// Age of the oldest trained policy token; at most `max_staleness`.
+    /// Age of the oldest trained policy token; at most `max_staleness`, or `reuse.max_age` with reused groups.
     STALENESS_MAX = "off_policy/staleness_max", "versions";
     /// Fraction of the trained policy tokens of a given age in policy versions. The age follows.
     STALENESS_SHARE_PREFIX = prefix "off_policy/age/", "fraction";
@@ -209,6 +209,12 @@ metrics! {
     FRESH_TOKENS = "off_policy/fresh_tokens", "fraction";
     /// Mean number of policy versions that sampled an episode; above 1 if weights changed while episodes were in flight.
     VERSIONS_PER_SAMPLE = "off_policy/versions_per_sample", "versions";
+    /// Fraction of the batch's groups that were trained on in an earlier batch, with `schedule.reuse`.
+    REUSE_SHARE = "reuse/share", "fraction";
+    /// Mean age of the reused groups.
+    REUSE_AGE_MEAN = "reuse/age_mean", "versions";
+    /// Age of the oldest reused group; at most `max_age`.
+    REUSE_AGE_MAX = "reuse/age_max", "versions";
     /// Gradient norm before clipping.
     GRAD_NORM = "grad_norm", "";
     /// Gradient norm of a separate critic before clipping.

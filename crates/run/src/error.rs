@@ -47,6 +47,22 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     ModelConfig(#[from] rloom_model::ConfigError),
+    /// A stage trains all weights of a model that has an adapter.
+    #[error("stage `{stage}` trains all weights, but its model is an adapter over a base")]
+    #[diagnostic(help(
+        "continue the adapter with `lora`, or start from `rloom export ADAPTER model --merge --out FOLDER`"
+    ))]
+    AdapterStart {
+        /// The stage.
+        stage: String,
+    },
+    /// A stage continues an adapter with other settings.
+    #[error("stage `{stage}`: the adapter that it continues was made with other settings of `lora`")]
+    #[diagnostic(help("set `lora` to the rank, `alpha` and layers in its adapter_config.json"))]
+    OtherAdapter {
+        /// The stage.
+        stage: String,
+    },
     /// The model could not be downloaded.
     #[error(transparent)]
     #[diagnostic(transparent)]

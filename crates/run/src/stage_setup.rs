@@ -207,6 +207,7 @@ impl RunInputs {
         let settings = GroupSettings {
             group_size: stage.algorithm.group_size,
             has_baseline: stage.algorithm.needs_baseline_episode(),
+            recombination: stage.algorithm.recombination(),
             overlong: stage.algorithm.overlong,
             completion_limit: completion_limit(stage, rollout),
             sampling: rollout.sampling.clone(),
