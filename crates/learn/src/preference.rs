@@ -1,7 +1,7 @@
 //! Preferences of a batch: labels of its trajectories, and the anchor of an optimiser step.
 
 use rloom_algo::{AlgorithmState, Anchor, Preference, Score, TokenScores};
-use rloom_core::{Author, Group, PREFERENCE, Role, Span, Trajectory};
+use rloom_core::{Author, Group, PREFERENCE, RewardComponent, Role, Span, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which, pack_unshared};
 
 use crate::BatchTrainer;
@@ -12,7 +12,7 @@ pub(crate) fn labels(groups: &[Group]) -> Result<Vec<f32>, TrainError> {
     let mut labels = Vec::new();
     for episode in groups.iter().flat_map(|group| &group.episodes).filter(|e| e.role == Role::Train) {
         let component = episode.rewards.components.iter().find(|component| component.name == PREFERENCE);
-        let Some(label) = component.and_then(|component| component.value()) else {
+        let Some(label) = component.and_then(RewardComponent::value) else {
             return Err(rloom_algo::AlgoError::Missing { what: Score::Outcome }.into());
         };
         labels.extend(std::iter::repeat_n(label as f32, episode.segments.len()));
