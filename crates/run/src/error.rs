@@ -140,6 +140,18 @@ pub enum RunError {
         /// Domains that components name.
         judged: Vec<String>,
     },
+    /// Rows that are read as texts, in an environment that would have to play them.
+    #[error(
+        "{used_by}: {rows} are for the environment `single_turn`, but the stage has `{environment}`: remove one of the two"
+    )]
+    UnplayedRows {
+        /// Name of the stage.
+        used_by: String,
+        /// What is read as texts.
+        rows: &'static str,
+        /// Name of the environment.
+        environment: String,
+    },
     /// A summary that is never requested.
     #[error(
         "{used_by}: `environment.history.summary.limit` is {limit}, but the context of the model has {context} tokens: set a limit below it"

@@ -2,6 +2,7 @@
 
 mod agents;
 mod changes;
+mod credit;
 mod domains;
 mod engines;
 mod episodes;
@@ -21,6 +22,7 @@ mod recipe;
 mod recorded_rollouts;
 mod recovery;
 mod replay;
+mod reuse;
 mod rows_of_runs;
 mod sampler;
 mod search;
