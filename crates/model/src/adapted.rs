@@ -40,6 +40,16 @@ impl Model {
         Self { adapter: None, ..self.clone() }
     }
 
+    /// True if the weights are to be read from bf16 matrices: those of an adapter are in f32.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.adapter.is_none() && self.base.is_narrow()
+    }
+
+    /// Digest of frozen weights that are in bf16 alone; `None` for others, whose tensors can be read.
+    pub fn frozen_digest(&self) -> Option<u64> {
+        self.is_narrow().then(|| self.base.digest())
+    }
+
     /// Shape of the adapter, if there is one.
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.adapter.as_ref().map(|adapter| &adapter.config)
@@ -96,6 +106,9 @@ impl Model {
     ) -> Result<(), LoadError> {
         if dtype == Dtype::F32 || self.adapter.is_some() {
             return self.save(folder, generation);
+        }
+        if self.is_narrow() {
+            return self.merged().export(folder, generation, dtype);
         }
         let mut config = self.config().to_json();
         for key in ["dtype", "torch_dtype"] {

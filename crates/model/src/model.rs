@@ -212,6 +212,9 @@ impl Model {
     /// Of a model with an adapter, the adapter is written in PEFT's format instead of the weights.
     /// Files are neither synced nor renamed: atomic checkpoints are the caller's responsibility.
     pub fn save(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
+        if self.is_narrow() {
+            return self.merged().save(folder, generation);
+        }
         crate::generation::write_json(&folder.join("config.json"), &self.config().to_json())?;
         let policy = self.config().output_heads.language();
         if policy {

@@ -216,6 +216,24 @@ fn a_saved_adapter_is_read_back() {
     }
 }
 
+/// A frozen base is saved with all of its matrices, as a policy that is not trained is.
+#[test]
+fn a_frozen_model_is_saved_whole() {
+    let ctx = Ctx::serial();
+    for name in NAMES {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::load_frozen(&fixture(name), Dtype::Bf16).unwrap();
+        assert!(
+            model.frozen_digest().is_some()
+                && model.clone().with_adapter(all_linear(), 1).frozen_digest().is_none()
+        );
+        model.save(folder.path(), &GenerationConfig::default()).unwrap();
+        let again = Model::load(folder.path()).unwrap().with_dtype(Dtype::Bf16);
+        let batch = Batch::of(&golden(name));
+        assert!(all_logits(&again, &ctx, &batch) == all_logits(&model, &ctx, &batch), "{name}");
+    }
+}
+
 #[test]
 fn what_cannot_be_applied_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
