@@ -210,6 +210,17 @@ pub enum AlgoError {
         /// Their number in the group's first episode.
         expected: usize,
     },
+    /// An episode whose turns were not combined with those of other episodes.
+    #[error(
+        "group {group}, episode {episode}: the advantage reads rewards of its turns in combination with those of other episodes, \
+         and there are none"
+    )]
+    NotRecombined {
+        /// The group's place among those given.
+        group: usize,
+        /// The episode's place in its group.
+        episode: usize,
+    },
     /// A step outside its episode, or before the end of the step before it.
     #[error(
         "group {group}, episode {episode}: step {step} is policy tokens {start}..{end} of {tokens}: steps are in order, \
@@ -273,6 +284,15 @@ pub enum AlgoError {
         row: usize,
         /// Its outcome.
         value: f64,
+    },
+    /// Rows that do not form pairs.
+    #[error(
+        "row {row} is out of place: rows of a loss of pairs alternate between a chosen and a rejected completion, each with \
+         policy tokens"
+    )]
+    NotPaired {
+        /// The first such row.
+        row: usize,
     },
     /// A correction of single tokens for a surrogate that has none.
     #[error("the surrogate is one term per sequence, and its correction weighs or rejects single tokens")]
@@ -344,7 +364,8 @@ impl AlgoError {
         match self {
             Self::NonFinite { row, .. }
             | Self::UnevenAdvantage { row, .. }
-            | Self::OutcomeRange { row, .. } => Some(*row),
+            | Self::OutcomeRange { row, .. }
+            | Self::NotPaired { row } => Some(*row),
             Self::InMicroBatch { error, .. } => error.row(),
             _ => None,
         }

@@ -97,7 +97,7 @@ pub struct EpisodeSettings {
 #[derive(Debug)]
 pub struct EpisodeRunner<E> {
     engine: Arc<BoundedEngine<E>>,
-    settings: EpisodeSettings,
+    pub(crate) settings: EpisodeSettings,
     reward_slots: Semaphore,
     stopping: Arc<Stopping>,
     waits: Waits,
@@ -518,13 +518,13 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         }
     }
 
-    fn judge_of(&self, task: &Task) -> Judge {
+    pub(crate) fn judge_of(&self, task: &Task) -> Judge {
         let EpisodeSettings { scorer, tokenizer, .. } = &self.settings;
         Judge { scorer: Arc::clone(scorer), tokenizer: Arc::clone(tokenizer), task: task.clone() }
     }
 
     /// Runs a judgement on a blocking thread. Returns its result, or the component that exceeded the timeout.
-    async fn judging<T: Send + 'static>(
+    pub(crate) async fn judging<T: Send + 'static>(
         &self,
         key: SampleKey,
         judgement: impl FnOnce(&CurrentComponent) -> Result<T, CollectError> + Send + 'static,
@@ -558,16 +558,20 @@ impl<E> Drop for EpisodeRunner<E> {
 }
 
 /// What a judgement needs on its thread.
-struct Judge {
-    scorer: Arc<Scorer>,
-    tokenizer: Arc<Tokenizer>,
+pub(crate) struct Judge {
+    pub(crate) scorer: Arc<Scorer>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
     task: Task,
 }
 
 impl Judge {
     /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them. The text is
     /// the answer of several agents, if there is one.
-    fn texts(&self, segments: &[Trajectory], answer: Option<&str>) -> Result<[String; 3], TextError> {
+    pub(crate) fn texts(
+        &self,
+        segments: &[Trajectory],
+        answer: Option<&str>,
+    ) -> Result<[String; 3], TextError> {
         let first = segments.first().filter(|_| self.scorer.reads_prompt());
         let prompt = first.map(|first| prompt_text(&self.tokenizer, first)).unwrap_or_default();
         let transcript = if self.scorer.reads_observations() {
@@ -582,7 +586,7 @@ impl Judge {
         Ok([prompt, text, transcript])
     }
 
-    fn judged<'a>(
+    pub(crate) fn judged<'a>(
         &'a self,
         segments: &'a [Trajectory],
         [prompt, text, transcript]: &'a [String; 3],

@@ -52,6 +52,12 @@ pub enum CollectError {
         /// The last failure.
         last: String,
     },
+    /// Turns of different episodes have no joint answer.
+    #[error("turns of different episodes cannot be combined in the `{environment}` environment")]
+    NotCombined {
+        /// Name of the environment.
+        environment: String,
+    },
     /// The thread that computes rewards panicked.
     #[error("the reward panicked: {message}")]
     RewardPanicked {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_algo::Overlong;
-use rloom_core::{Draw, Episode, Purpose, Role, SampleKey, Task, Ticket};
+use rloom_algo::{Overlong, Recombination};
+use rloom_core::{Draw, Episode, Purpose, Rewards, Role, SampleKey, Task, Ticket};
 use rloom_data::{Cursor, Dataset};
 use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_store::journal::PartialEpisode;
@@ -61,6 +61,8 @@ pub struct GroupSettings {
     pub group_size: u32,
     /// Adds a greedy episode as a baseline, which is not trained on.
     pub has_baseline: bool,
+    /// Combinations of turns from different episodes that are judged as well, once all episodes are generated.
+    pub recombination: Option<Recombination>,
     /// Penalty on overlong completions.
     pub overlong: Option<Overlong>,
     /// Maximum number of policy tokens of an episode.
@@ -173,23 +175,36 @@ impl<E: RolloutEngine + 'static> GroupRunner<E> {
         episodes: &mut BTreeMap<u32, Episode>,
         report: &(dyn Fn(GroupUpdate) + Sync),
     ) -> Result<(), CollectError> {
-        let scored = |episode: &Episode| (episode.segments.clone(), episode.rewards.clone());
-        let mut group: Vec<_> = episodes.values().map(scored).collect();
-        let mut reward_time = self.episodes.judge_group(task, &mut group).await?;
-        for ((&sample, episode), (_, rewards)) in episodes.iter_mut().zip(group) {
-            episode.rewards = rewards;
-            self.add_overlong(episode);
+        let mut reward_time = Duration::ZERO;
+        if self.episodes.scorer().judges_groups() {
+            let scored = |episode: &Episode| (episode.segments.clone(), episode.rewards.clone());
+            let mut group: Vec<_> = episodes.values().map(scored).collect();
+            reward_time += self.episodes.judge_group(task, &mut group).await?;
+            for (episode, (_, rewards)) in episodes.values_mut().zip(group) {
+                episode.rewards = Rewards { pending: true, ..rewards };
+            }
+        }
+        for episode in episodes.values_mut().filter(|episode| episode.rewards.pending) {
+            episode.rewards.pending = false;
+            let tokens = episode.policy_tokens() as u64;
+            self.add_overlong(&mut episode.rewards, tokens);
+        }
+        if let Some(kind) = self.settings.recombination {
+            let finish = |rewards: &mut Rewards, tokens| self.add_overlong(rewards, tokens);
+            reward_time +=
+                self.episodes.recombine(kind, task, episodes.values_mut().collect(), &finish).await?;
+        }
+        for (&sample, episode) in episodes {
             report(GroupUpdate::Judged { sample, episode: episode.clone(), reward_time });
             reward_time = Duration::ZERO;
         }
         Ok(())
     }
 
-    fn add_overlong(&self, episode: &mut Episode) {
+    fn add_overlong(&self, rewards: &mut Rewards, tokens: u64) {
         if let Some(overlong) = self.settings.overlong {
-            let tokens = episode.policy_tokens() as u64;
             let penalty = overlong.penalty(tokens, self.settings.completion_limit);
-            add_overlong_penalty(&mut episode.rewards, penalty);
+            add_overlong_penalty(rewards, penalty);
         }
     }
 
@@ -226,8 +241,10 @@ impl<E: RolloutEngine + 'static> GroupRunner<E> {
             segments: scored.segments,
             rewards: scored.rewards,
         };
+        episode.rewards.pending |= self.settings.recombination.is_some() && episode.role == Role::Train;
         if !episode.rewards.pending {
-            self.add_overlong(&mut episode);
+            let tokens = episode.policy_tokens() as u64;
+            self.add_overlong(&mut episode.rewards, tokens);
         }
         let end = SampleEnd::Scored(sample, Box::new(episode.clone()));
         report(GroupUpdate::Episode { sample, episode, reward_time: scored.reward_time });

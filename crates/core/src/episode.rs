@@ -101,6 +101,10 @@ pub struct Rewards {
     /// Reward of each agent by name; empty if the agents share that of the episode.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub agents: BTreeMap<String, f64>,
+    /// Mean reward of each agent's turn in combination with turns of other episodes of the group, by name; empty unless the
+    /// advantage reads it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub recombined: BTreeMap<String, f64>,
     /// What the agents answered together, which the components judged; `None` for the text that the policy wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,

@@ -27,6 +27,12 @@ pub trait World: Debug + Send + Sync {
         random: RandomKey,
     ) -> BoxFuture<'a, Result<Box<dyn Play>, EnvError>>;
 
+    /// What the agents answer together if these are their texts, in their order; `None` unless each agent takes a single turn
+    /// that depends on no other, so that turns of different episodes can be combined.
+    fn combined(&self, _texts: &[String]) -> Option<String> {
+        None
+    }
+
     /// True if the responses to turns are recorded, so that an episode which a resumed run continues does not ask for them
     /// again ([`Play::recall`]). By default worlds are deterministic: they respond again as before.
     fn records_responses(&self) -> bool {

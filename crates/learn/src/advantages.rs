@@ -142,8 +142,9 @@ fn agents_of(episode: &Episode) -> Vec<AgentPart<'_>> {
             return Vec::new();
         };
         let reward = episode.rewards.agents.get(name).copied();
+        let recombined = episode.rewards.recombined.get(name).copied();
         if agents.last().is_none_or(|agent| agent.name != name) {
-            agents.push(AgentPart { name, tokens: (start, end), reward, turns: Vec::new() });
+            agents.push(AgentPart { name, tokens: (start, end), reward, recombined, turns: Vec::new() });
         }
         if let Some(agent) = agents.last_mut() {
             agent.tokens.1 = end;
@@ -246,17 +247,27 @@ mod tests {
         };
         let mut segments = vec![segment("a", &[2, 1]), segment("a", &[1]), segment("b", &[3])];
         segments[1].spans[1].step = Some(StepReward { reward: 0.5, state: None });
-        let rewards = Rewards { agents: [("b".to_owned(), -1.0)].into(), ..Rewards::default() };
+        let rewards = Rewards {
+            agents: [("b".to_owned(), -1.0)].into(),
+            recombined: [("b".to_owned(), 0.25)].into(),
+            ..Rewards::default()
+        };
         let episode = Episode { role: Role::Train, segments, rewards };
         let turn = |start, end, reward| AgentTurn { tokens: (start, end), reward };
         let expected = [
             AgentPart {
                 name: "a",
                 tokens: (0, 4),
-                reward: None,
                 turns: vec![turn(0, 2, None), turn(2, 3, None), turn(3, 4, Some(0.5))],
+                ..AgentPart::default()
             },
-            AgentPart { name: "b", tokens: (4, 7), reward: Some(-1.0), turns: vec![turn(4, 7, None)] },
+            AgentPart {
+                name: "b",
+                tokens: (4, 7),
+                reward: Some(-1.0),
+                recombined: Some(0.25),
+                turns: vec![turn(4, 7, None)],
+            },
         ];
         assert_eq!(agents_of(&episode), expected);
     }

@@ -13,6 +13,8 @@ mod rows;
 mod scores;
 
 #[cfg(test)]
+mod agent_tests;
+#[cfg(test)]
 mod batch_tests;
 #[cfg(test)]
 mod policy_tests;

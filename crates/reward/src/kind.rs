@@ -328,6 +328,18 @@ impl Kind {
         }
     }
 
+    /// True if it judges the completions of a group together.
+    pub fn judges_groups(&self) -> bool {
+        match self {
+            Self::Diversity(_) | Self::RewardModel(_) => true,
+            Self::Judge(judge) => judge.judges_groups(),
+            Self::Python(function) => function.group,
+            Self::Command(function) => function.group,
+            Self::Http(function) => function.group,
+            _ => false,
+        }
+    }
+
     /// True if it has to be checked on the machine before a run: it calls a function or runs programs.
     pub(crate) fn needs_machine(&self) -> bool {
         self.settings().needs_machine()

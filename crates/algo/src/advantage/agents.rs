@@ -13,6 +13,9 @@ pub struct AgentPart<'a> {
     pub tokens: (usize, usize),
     /// Reward of its own; `None` if it shares that of the episode.
     pub reward: Option<f64>,
+    /// Mean reward of its turn in combination with turns of other episodes of the group
+    /// ([`Recombination`](crate::Recombination)).
+    pub recombined: Option<f64>,
     /// Its turns in order.
     pub turns: Vec<AgentTurn>,
 }
@@ -39,7 +42,7 @@ pub(super) fn parts<'a>(e: &EpisodeRewards<'a>) -> Vec<AgentPart<'a>> {
     } else {
         steps.iter().map(turn).collect()
     };
-    vec![AgentPart { name: "", tokens, reward: None, turns }]
+    vec![AgentPart { tokens, turns, ..AgentPart::default() }]
 }
 
 /// Values of a group by a key, such as the agent.

@@ -74,6 +74,9 @@ fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result
         given(e, place)?;
     }
     agents(e, place)?;
+    if reads.recombined.is_some() {
+        recombined(e, place)?;
+    }
     if reads.steps { steps(e, place) } else { Ok(()) }
 }
 
@@ -89,6 +92,14 @@ fn agents(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
         }
     }
     Ok(())
+}
+
+fn recombined(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {
+    if e.agents.is_empty() || e.agents.iter().any(|agent| agent.recombined.is_none()) {
+        let Place { group, episode } = place;
+        return Err(AlgoError::NotRecombined { group, episode });
+    }
+    place.finite("reward of combined turns", e.agents.iter().filter_map(|agent| agent.recombined))
 }
 
 fn given(e: &EpisodeRewards<'_>, place: Place) -> Result<(), AlgoError> {

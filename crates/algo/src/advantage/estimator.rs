@@ -2,7 +2,7 @@
 
 use super::report::AdvantageReport;
 use super::view::{GroupView, Raw};
-use super::{AdvantageKind, AdvantageSettings, Estimator, RoleBaselines, RunningMoments};
+use super::{AdvantageKind, AdvantageSettings, Estimator, Recombination, RoleBaselines, RunningMoments};
 use crate::settings::{keys::OutOfRange, kind::out_of_range};
 use crate::{AlgoError, Keep};
 
@@ -20,6 +20,8 @@ pub(crate) struct Reads {
     pub(crate) greedy: bool,
     /// Advantages that are computed elsewhere.
     pub(crate) given: bool,
+    /// Mean rewards of combinations of turns from different episodes.
+    pub(crate) recombined: Option<Recombination>,
     /// Log-probabilities of a process-reward model with this β.
     pub(crate) prm: Option<f64>,
 }
@@ -182,6 +184,11 @@ impl Estimator {
     /// True if the baseline is the task's greedy episode.
     pub fn reads_greedy_episode(&self) -> bool {
         self.kernel().reads().greedy
+    }
+
+    /// The combinations of turns whose rewards the estimator reads.
+    pub fn recombination(&self) -> Option<Recombination> {
+        self.kernel().reads().recombined
     }
 
     /// True if the estimator uses the rewards of single turns.

@@ -13,6 +13,7 @@
 
 mod agents;
 mod check;
+mod counterfactual;
 mod episode;
 mod estimator;
 mod gae;
@@ -33,6 +34,7 @@ mod per_agent;
 mod prime;
 mod python;
 mod raft_pp;
+mod recombination;
 mod reinforce_pp;
 mod reinforce_pp_baseline;
 mod remax;
@@ -47,9 +49,11 @@ mod whiten;
 
 pub use agents::{AgentPart, AgentTurn};
 pub use episode::{EpisodeRewards, GroupRewards, StepReward};
+pub use magrpo::Pairing;
 pub use marti::{Shaping, ShapingHistory};
 pub use moments::RunningMoments;
 pub use outcome::{Advantages, EpisodeAdvantage};
+pub use recombination::Recombination;
 pub use report::AdvantageReport;
 pub use spec::AdvantageSpec;
 
@@ -109,6 +113,8 @@ estimator::estimators! {
     marti::Marti = "marti",
     /// Joint returns of several agents − mean over the group, turn by turn.
     magrpo::Magrpo = "magrpo",
+    /// R − the mean reward with the agent's turns of other episodes in place of its own.
+    counterfactual::Counterfactual = "counterfactual",
     /// A Python function.
     python::Python = "python",
 }

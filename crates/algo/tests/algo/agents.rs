@@ -2,10 +2,11 @@
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use rloom_algo::estimators::{Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
+use rloom_algo::estimators::{Counterfactual, Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
 use rloom_algo::{
-    AdvantageSpec, Advantages, AgentPart, AgentTurn, EpisodeRewards, Estimator, GroupRewards, RoleBaselines,
-    RunningMoments, Shaping, ShapingHistory, StepReward, advantages_of_roles,
+    AdvantageSpec, Advantages, AgentPart, AgentTurn, AlgoError, EpisodeRewards, Estimator, GroupRewards,
+    Pairing, Recombination, RoleBaselines, RunningMoments, Shaping, ShapingHistory, StepReward,
+    advantages_of_roles,
 };
 
 /// Agents with their own reward and the rewards of their turns, of one token each.
@@ -21,7 +22,7 @@ fn parts<'a>(agents: Agents<'a>) -> Vec<AgentPart<'a>> {
             AgentTurn { tokens: (at - 1, at), reward }
         };
         let turns: Vec<AgentTurn> = turns.iter().map(turn).collect();
-        AgentPart { name, tokens: (start, at), reward, turns }
+        AgentPart { name, tokens: (start, at), reward, recombined: None, turns }
     };
     agents.iter().map(part).collect()
 }
@@ -189,7 +190,7 @@ fn marti_shapes_rewards_by_earlier_turns() {
 
 #[test]
 fn magrpo_discounts_the_joint_reward_over_turns() {
-    let estimator = Estimator::Magrpo(Magrpo { gamma: 0.5 });
+    let estimator = Estimator::Magrpo(Magrpo { gamma: 0.5, ..Magrpo::default() });
     let two: &[Option<f64>] = &[None, None];
     let (full, short) = ([("a", None, two), ("b", None, two)], [("a", None, two), ("b", None, ONE)]);
     // An episode of one turn: its return from turn 0 is its reward.
@@ -201,6 +202,122 @@ fn magrpo_discounts_the_joint_reward_over_turns() {
     assert_near(&tokens(&found, 0, 0, 4), &[0.5 - third, 0.5, 0.5 - third, 0.5]);
     assert_near(&tokens(&found, 0, 1, 3), &[-third, -0.5, -third]);
     assert_near(&tokens(&found, 0, 2, 1), &[0.5 - third]);
+}
+
+/// The rewards of all combinations of two agents' turns in a group: that of turn i of `a` with turn j of `b`.
+type Table = [[f64; 3]; 3];
+
+/// Advantages of the two agents in each episode, whose tokens and mean rewards come from a table.
+fn of_table(estimator: Estimator, table: &Table) -> Vec<(f64, f64)> {
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    let recombined = |episode: usize, agent: usize| {
+        let with = |other: usize| if agent == 0 { table[episode][other] } else { table[other][episode] };
+        let instead = |other: usize| if agent == 0 { table[other][episode] } else { table[episode][other] };
+        let others = (0..3).filter(|other| *other != episode);
+        match estimator.recombination() {
+            Some(Recombination::Cross) => Some(mean((0..3).map(with).collect())),
+            Some(Recombination::Replaced) => Some(mean(others.map(instead).collect())),
+            None => None,
+        }
+    };
+    let turns = [AgentTurn { tokens: (0, 1), reward: None }, AgentTurn { tokens: (1, 2), reward: None }];
+    let agents: Vec<Vec<AgentPart<'_>>> = (0..3)
+        .map(|episode| {
+            let part = |agent: usize| AgentPart {
+                name: ["a", "b"][agent],
+                tokens: turns[agent].tokens,
+                recombined: recombined(episode, agent),
+                turns: vec![turns[agent]],
+                ..AgentPart::default()
+            };
+            vec![part(0), part(1)]
+        })
+        .collect();
+    let episode = |(place, agents): (usize, _)| EpisodeRewards {
+        agents,
+        ..EpisodeRewards::new(Some(table[place][place]), 2)
+    };
+    let group = GroupRewards { episodes: agents.iter().map(|a| &a[..]).enumerate().map(episode).collect() };
+    let spec = AdvantageSpec { estimator, kl_coef: 0.0, whiten: false };
+    let found =
+        advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &[group]).unwrap();
+    (0..3).map(|e| (tokens(&found, 0, e, 2)[0], tokens(&found, 0, e, 2)[1])).collect()
+}
+
+const CROSS: Estimator = Estimator::Magrpo(Magrpo { gamma: 0.9, pairing: Pairing::Cross });
+const COUNTERFACTUAL: Estimator = Estimator::Counterfactual(Counterfactual {});
+
+#[test]
+fn cross_pairing_compares_the_mean_rewards_of_turns() {
+    let table = [[1.0, 0.0, 0.5], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]];
+    // Means of the rows: 1/2, 1/3, 1/3, of the columns: 1/3, 1/3, 1/2; of all: 7/18.
+    let (high, low) = (0.5 - 7.0 / 18.0, 1.0 / 3.0 - 7.0 / 18.0);
+    let found = of_table(CROSS, &table);
+    let expected = [(high, low), (low, low), (low, high)];
+    for ((a, b), (c, d)) in found.iter().zip(expected) {
+        assert_near(&[*a, *b], &[c, d]);
+    }
+    // Aligned pairing reads the diagonal alone: 1, 0, 0, for both agents.
+    let aligned = of_table(Estimator::Magrpo(Magrpo::default()), &table);
+    assert_near(&[aligned[0].0, aligned[0].1, aligned[2].1], &[2.0 / 3.0, 2.0 / 3.0, -1.0 / 3.0]);
+}
+
+#[test]
+fn a_counterfactual_replaces_the_turn_of_one_agent() {
+    let table = [[1.0, 0.0, 0.5], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]];
+    // Episode 0: 1 − (0 + 0)/2 and 1 − (0 + ½)/2. Episode 1: 0 − (0 + 1)/2 and 0 − (0 + 1)/2. Episode 2: 0 − (½ + 1)/2 and
+    // 0 − (0 + 1)/2.
+    let found = of_table(COUNTERFACTUAL, &table);
+    for ((a, b), (c, d)) in found.iter().zip([(1.0, 0.75), (-0.5, -0.5), (-0.75, -0.5)]) {
+        assert_near(&[*a, *b], &[c, d]);
+    }
+}
+
+/// If the reward depends on the turn of `b` alone, `a` has an advantage of exactly 0 where turns are combined, and that of `b`
+/// otherwise.
+#[test]
+fn an_agent_that_changes_nothing_has_no_advantage_where_turns_are_combined() {
+    let table = [[0.1, 0.7, 0.4]; 3];
+    for estimator in [CROSS, COUNTERFACTUAL] {
+        let found = of_table(estimator, &table);
+        assert!(found.iter().all(|(a, _)| *a == 0.0), "{found:?}");
+        assert!(found[0].1 < -0.2 && found[1].1 > 0.2, "{found:?}");
+    }
+    let aligned = of_table(Estimator::Magrpo(Magrpo::default()), &table);
+    assert!(aligned.iter().all(|(a, b)| a == b) && aligned[1].0 > 0.2, "{aligned:?}");
+}
+
+/// The advantages that CoMLRL computes from a table of joint rewards, by `golden/from_comlrl.py`: there a turn's return is the
+/// sum over its combinations, here the mean.
+#[test]
+fn cross_pairing_agrees_with_comlrl() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../golden/from_comlrl.json")).unwrap();
+    for case in golden["cases"].as_array().unwrap() {
+        let table: Table = serde_json::from_value(case["rewards"].clone()).unwrap();
+        let found = of_table(CROSS, &table);
+        let sums: [Vec<f64>; 2] = serde_json::from_value(case["advantages"].clone()).unwrap();
+        for (episode, (a, b)) in found.iter().enumerate() {
+            assert_near(&[3.0 * a, 3.0 * b], &[sums[0][episode], sums[1][episode]]);
+        }
+    }
+}
+
+#[test]
+fn turns_that_were_not_combined_are_refused() {
+    let agents = [("a", None, ONE), ("b", None, ONE)];
+    let parts = parts(&agents);
+    let episode = EpisodeRewards { agents: &parts, ..EpisodeRewards::new(Some(1.0), 2) };
+    let group = GroupRewards { episodes: vec![episode, episode] };
+    for estimator in [CROSS, COUNTERFACTUAL] {
+        let spec = AdvantageSpec { estimator, kl_coef: 0.0, whiten: false };
+        let found = advantages_of_roles(
+            &spec,
+            &RunningMoments::default(),
+            &RoleBaselines::new(),
+            std::slice::from_ref(&group),
+        );
+        assert_eq!(found.unwrap_err(), AlgoError::NotRecombined { group: 0, episode: 0 });
+    }
 }
 
 /// In a game of two agents the steps of one are not followed by those of the other, and each has its own reward.

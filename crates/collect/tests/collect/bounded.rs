@@ -242,6 +242,7 @@ fn groups_share_the_bound() {
     let settings = GroupSettings {
         group_size: 4,
         has_baseline: false,
+        recombination: None,
         overlong: None,
         completion_limit: 2,
         sampling: sampling(),

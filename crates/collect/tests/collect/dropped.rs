@@ -59,6 +59,7 @@ fn group(fails: fn(SampleKey) -> bool, judges_groups: bool) -> Result<Vec<Episod
     let settings = GroupSettings {
         group_size: SAMPLES,
         has_baseline: false,
+        recombination: None,
         overlong: None,
         completion_limit: 2,
         sampling: sampling(),

@@ -1,9 +1,9 @@
 //! `[environment]`: agreement with the tasks, the reward and the algorithm.
 
-use rloom_algo::{Algorithm, Estimator};
+use rloom_algo::{Algorithm, Estimator, Recombination};
 use rloom_data::{DataSettings, Source};
 use rloom_env::EnvironmentSettings;
-use rloom_reward::{Kind, RewardSettings};
+use rloom_reward::{ComponentSettings, Kind, RewardSettings};
 
 use super::values::setting;
 use crate::compose::StageDraft;
@@ -113,6 +113,42 @@ pub(super) fn check_steps(stage: &StageDraft, algorithm: &Algorithm, problems: &
                 "does not include the environment's step rewards",
             )
             .hint(format!("add `{{ kind = \"environment\" }}` to `{}`", rollout.reward.name("components"))),
+        );
+    }
+}
+
+/// Turns of different episodes are combined if each agent takes one turn that depends on no other, up to a number of
+/// combinations.
+pub(super) fn check_recombination(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    let Some(kind) = algorithm.recombination() else { return };
+    let (environment, keys) = (&stage.environment, &stage.keys);
+    let key = if keys.is_set("algorithm.advantage") { "algorithm.advantage" } else { "method" };
+    let conflict = |message: String| Problem::new(Code::Conflict, message).at(keys.origin_or_table(key), "");
+    if !environment.value.combines_turns() {
+        let message = "the advantage combines turns of different episodes, and here a turn can depend on others: each \
+                       agent must take a single turn, as in a debate with `rounds = 1`";
+        problems.push(conflict(message.to_owned()).at_if_set(environment.origin("kind"), ""));
+        return;
+    }
+    let (size, agents) = (algorithm.group_size, environment.value.agents().len() as u32);
+    if kind.count(size.into(), agents).is_none() {
+        let limit = Recombination::LIMIT;
+        problems.push(conflict(format!(
+            "the advantage judges more than {limit} combinations for each task: those of {size} episodes with {agents} \
+             agents; lower `{}`",
+            keys.name("algorithm.group_size")
+        )));
+    }
+    let judged_together = |c: &&ComponentSettings| c.kind.judges_groups();
+    if let Some(rollout) = &stage.rollout
+        && let Some(component) = rollout.reward.value.components.iter().find(judged_together)
+    {
+        problems.push(
+            conflict(format!(
+                "the component `{}` compares the episodes of a group, and cannot judge combinations of their turns",
+                component.name
+            ))
+            .at(rollout.reward.origin_or_table("components"), ""),
         );
     }
 }

@@ -47,6 +47,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let algorithm = algorithm(stage, problems);
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
+        environment::check_recombination(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
         check_critic(stage, algorithm, problems);
     }
@@ -153,8 +154,9 @@ fn start(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     None
 }
 
+/// Largest age of a trained token: reused groups are older than those that are new.
 fn max_staleness(stage: &StageDraft) -> u64 {
-    stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_staleness)
+    stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_trained_age())
 }
 
 fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorithm> {

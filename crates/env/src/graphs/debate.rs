@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rloom_core::{SettingError, ValueRange};
+use rloom_core::{SettingError, SettingProblem, ValueRange};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::{AgentSpec, World};
 
 /// A debate: all agents answer the task at the same time, read the answers of the others and answer again, round after round.
 ///
-/// The answer of the episode is that of the majority in the last round; the reward judges it. In the texts of the roles
+/// The answer of the episode is that of the majority in the last round, or all of them; the reward judges it. In the texts of the roles
 /// `{task}` stands for the task, `{own}` for the agent's last answer, `{others}` for those of the others, and the name of
 /// an agent for its last answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,6 +26,9 @@ pub struct DebateSettings {
     /// Number of rounds, from 1 to 100.
     #[serde(default = "rounds")]
     pub rounds: u32,
+    /// The answer of the episode.
+    #[serde(default)]
+    pub conclusion: DebateConclusion,
     /// Text after whose last occurrence an answer begins, as votes are counted. Default: everything is the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_after: Option<String>,
@@ -40,9 +43,21 @@ pub struct DebateSettings {
     pub reward_turns: bool,
 }
 
+/// The answer of a debate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DebateConclusion {
+    /// The first answer of the last round that most agents gave.
+    #[default]
+    Majority,
+    /// All answers of the last round, in the order of the agents, with `separator` between them.
+    All,
+}
+
 keys!(DebateSettings {
     agents: BTreeMap<String, RoleSettings>,
     rounds: u32,
+    conclusion: DebateConclusion,
     answer_after: Option<String>,
     shown: u32,
     separator: String,
@@ -71,6 +86,12 @@ impl Kind for DebateSettings {
         if agents.len() < 2 {
             return Err(problem("a debate needs two agents: two tables, or one with `count`".to_owned()));
         }
+        if self.conclusion == DebateConclusion::All && self.answer_after.is_some() {
+            return Err(SettingProblem::Roles {
+                problem: "answers that are joined are not counted".to_owned(),
+            }
+            .at("answer_after"));
+        }
         let keys = RoleKeys { revise: self.rounds > 1, count: true, ..RoleKeys::default() };
         check_roles(&self.agents, &agents, &["task", "own", "others"], keys)?;
         let silent = self.agents.iter().find(|(_, role)| self.rounds > 1 && role.revise.is_none());
@@ -84,6 +105,10 @@ impl Kind for DebateSettings {
 
     fn max_turns(&self) -> usize {
         self.agents().len() * self.rounds as usize
+    }
+
+    fn combines_turns(&self) -> bool {
+        self.rounds == 1
     }
 
     fn agents(&self) -> Vec<AgentSpec> {
@@ -109,7 +134,12 @@ impl Kind for DebateSettings {
             agents: self.agents(),
             separator: self.separator.clone(),
             shown: Some(self.shown as usize),
-            conclusion: Conclusion::Majority { answer_after: self.answer_after.clone() },
+            conclusion: match self.conclusion {
+                DebateConclusion::Majority => {
+                    Conclusion::Majority { answer_after: self.answer_after.clone() }
+                }
+                DebateConclusion::All => Conclusion::All,
+            },
             reward_turns: self.reward_turns,
         }))))
     }

@@ -12,7 +12,7 @@ mod talk;
 
 pub use chain::ChainSettings;
 pub use conversation::ConversationSettings;
-pub use debate::DebateSettings;
+pub use debate::{DebateConclusion, DebateSettings};
 pub use mixture::MixtureSettings;
 
 use std::collections::BTreeMap;

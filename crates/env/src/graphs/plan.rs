@@ -39,6 +39,22 @@ pub(super) enum Conclusion {
     /// Of the texts of the last round, the first with the answer that most of them have. An answer begins after the last
     /// occurrence of a text; without one it is everything.
     Majority { answer_after: Option<String> },
+    /// The texts of the last round, joined.
+    All,
+}
+
+impl Plan {
+    /// The answer to which these texts of the last round lead, and numbers for metrics.
+    fn conclude(&self, texts: &[String]) -> (String, BTreeMap<String, f64>) {
+        match &self.conclusion {
+            Conclusion::Last => (texts.last().cloned().unwrap_or_default(), BTreeMap::new()),
+            Conclusion::Majority { answer_after } => {
+                let (answer, share) = majority(texts, answer_after.as_deref());
+                (answer, [("agreement".to_owned(), share)].into())
+            }
+            Conclusion::All => (texts.join(&self.separator), BTreeMap::new()),
+        }
+    }
 }
 
 /// The world of a plan.
@@ -52,6 +68,12 @@ impl World for Planned {
 
     fn agents(&self) -> &[AgentSpec] {
         &self.0.agents
+    }
+
+    fn combined(&self, texts: &[String]) -> Option<String> {
+        let Plan { rounds, agents, .. } = &*self.0;
+        let [only] = &rounds[..] else { return None };
+        (only.len() == agents.len()).then(|| self.0.conclude(texts).0)
     }
 
     fn begin<'a>(
@@ -166,15 +188,13 @@ impl Play for PlannedPlay {
     }
 
     fn end(&mut self) -> Outcome {
-        let (answer, metrics) = match &self.plan.conclusion {
-            Conclusion::Last => (self.turns.last().map(|turn| turn.text.clone()), BTreeMap::new()),
-            Conclusion::Majority { answer_after } => {
-                let (answer, share) = majority(&self.last, answer_after.as_deref());
-                (Some(answer), [("agreement".to_owned(), share)].into())
-            }
+        let texts = match &self.plan.conclusion {
+            Conclusion::Last => self.turns.last().map(|turn| turn.text.clone()).into_iter().collect(),
+            Conclusion::Majority { .. } | Conclusion::All => std::mem::take(&mut self.last),
         };
+        let (answer, metrics) = self.plan.conclude(&texts);
         let judged = if self.plan.reward_turns { std::mem::take(&mut self.turns) } else { Vec::new() };
-        Outcome { agents: BTreeMap::new(), answer: Some(answer.unwrap_or_default()), metrics, judged }
+        Outcome { agents: BTreeMap::new(), answer: Some(answer), metrics, judged }
     }
 }
 

@@ -41,6 +41,11 @@ pub(crate) trait Kind {
         Vec::new()
     }
 
+    /// True if each of several agents takes a single turn that depends on no other.
+    fn combines_turns(&self) -> bool {
+        false
+    }
+
     /// Creates an environment with several agents.
     fn world(&self) -> Option<Arc<dyn World>> {
         None

@@ -75,6 +75,32 @@ fn a_debate_ends_with_the_answer_of_the_majority() {
     assert!(episode.outcome.judged.is_empty());
 }
 
+/// In a debate of one round, turns of different episodes have a joint answer: that of an episode with these turns.
+#[test]
+fn turns_of_a_single_round_are_combined() {
+    let one = json!({
+        "kind": "debate", "rounds": 1, "answer_after": "=", "agents": {"a": {"count": 3}},
+    });
+    let all = json!({
+        "kind": "debate", "rounds": 1, "conclusion": "all", "separator": "+", "agents": {"a": {"count": 3}},
+    });
+    let texts = ["x=3", "4", "y=4"];
+    for (json, expected) in [(one, "4"), (all, "x=3+4+y=4")] {
+        assert!(settings(json.clone()).combines_turns());
+        let debate = world(json);
+        let (_, episode) = played(&*debate, &task("2+2"), &texts);
+        assert_eq!(episode.outcome.answer.as_deref(), Some(expected));
+        assert_eq!(debate.combined(&texts.map(str::to_owned)).as_deref(), Some(expected));
+    }
+    let two = json!({"kind": "debate", "agents": {"a": {"count": 2, "revise": "{others}"}}});
+    let mixture =
+        json!({"kind": "mixture", "agents": {"aggregator": {"prompt": "{others}"}, "b": {"count": 2}}});
+    for json in [two, mixture] {
+        assert!(!settings(json.clone()).combines_turns());
+        assert_eq!(world(json).combined(&texts.map(str::to_owned)), None);
+    }
+}
+
 #[test]
 fn a_chain_passes_texts_on() {
     let chain = world(json!({

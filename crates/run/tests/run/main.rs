@@ -2,6 +2,7 @@
 
 mod agents;
 mod changes;
+mod credit;
 mod domains;
 mod engines;
 mod episodes;
@@ -11,6 +12,7 @@ mod full_disk;
 mod initial;
 mod kills;
 mod learning;
+mod lora;
 mod methods;
 mod not_finite;
 mod other_engines;
@@ -20,6 +22,7 @@ mod recipe;
 mod recorded_rollouts;
 mod recovery;
 mod replay;
+mod reuse;
 mod rows_of_runs;
 mod sampler;
 mod search;

@@ -329,3 +329,6 @@ impl Trie {
         (0..self.turns.len()).filter_map(|turn| Some((turn, self.sampled(turn)?)))
     }
 }
+
+#[cfg(test)]
+mod tests;

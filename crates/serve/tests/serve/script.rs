@@ -61,6 +61,8 @@ pub(crate) struct Scripted {
     pub(crate) record: Mutex<Vec<(Vec<u32>, Vec<u32>)>>,
     /// Random keys of the requests, in the order of their submission.
     pub(crate) keys: Mutex<Vec<RandomKey>>,
+    /// Groups of the requests, in the same order.
+    pub(crate) groups: Mutex<Vec<Option<u64>>>,
 }
 
 struct Live<'e>(&'e Scripted, bool);
@@ -104,6 +106,7 @@ impl Scripted {
     async fn run(&self, request: GenerateRequest) -> Result<Generation, RolloutError> {
         self.live.fetch_add(1, Ordering::SeqCst);
         self.keys.lock().unwrap().push(request.key);
+        self.groups.lock().unwrap().push(request.group);
         let mut live = Live(self, false);
         let (whole, stop) = self.completion(&request);
         assert!(whole.starts_with(&request.prefix), "a prefix is part of the completion");
@@ -229,6 +232,7 @@ impl Setup {
             is_silent: self.is_silent,
             record: Mutex::default(),
             keys: Mutex::default(),
+            groups: Mutex::default(),
         });
         if self.tokens.is_none() {
             engine.gate.close();

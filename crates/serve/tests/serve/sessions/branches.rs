@@ -40,6 +40,9 @@ fn equal_requests_are_samples_of_their_own() {
     streams.sort_unstable();
     streams.dedup();
     assert_eq!(streams.len(), 4, "{keys:?}");
+    // Prompts of the group's episodes are the same only at their beginning.
+    let groups = server.engine.groups.lock().unwrap();
+    assert_eq!(*groups, [Some(7), Some(7), Some(7), None, None]);
 }
 
 /// Streams of branches depend on what is asked, not on the order.

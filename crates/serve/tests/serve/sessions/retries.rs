@@ -90,7 +90,7 @@ fn a_repeated_request_joins_the_one_in_flight() {
 /// A client that is gone before the answer has a byte leaves nothing behind; the repetition has the same random stream.
 #[test]
 fn a_lost_request_is_dropped() {
-    for (stream, tokens) in [(false, 0), (false, 5), (true, 0)] {
+    for (stream, tokens) in [(false, 0), (false, 2), (true, 0)] {
         let server = counting(Some(tokens));
         let session = server.session();
         let mut connection = connect(server.address);
@@ -110,7 +110,7 @@ fn a_lost_request_is_dropped() {
 /// A client that has received a part of an answer may have acted on it.
 #[test]
 fn an_answer_that_has_begun_is_kept() {
-    let server = counting(Some(6));
+    let server = counting(Some(2));
     let session = server.session();
     let mut connection = connect(server.address);
     connection.write_all(&bytes(&session, FIRST, &body(true))).unwrap();
