@@ -6,6 +6,7 @@
 mod arithmetic;
 mod countdown;
 pub(crate) mod games;
+mod graded;
 mod guess;
 mod power_law;
 mod programs;
@@ -23,6 +24,7 @@ pub use games::{
     BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Notation,
     Seat, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
+pub use graded::GradedRows;
 pub use guess::GuessSettings;
 pub use programs::ProgramsSettings;
 pub use sorting::SortingSettings;
