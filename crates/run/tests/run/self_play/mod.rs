@@ -1,112 +1,140 @@
-//! Self-play of Kuhn poker: how much a perfect opponent could win falls.
+//! Self-play: players become harder to exploit and win more, and do not if they want to lose.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and prints figures")]
 
-use std::collections::BTreeMap;
+mod flipped;
+mod kuhn_poker;
+
+use std::path::Path;
+use std::sync::Arc;
 
 use rloom_config::Config;
-use rloom_core::Author;
 use rloom_hub::Hub;
-use rloom_run::{Policy, StopFlag};
-use rloom_telemetry::rollout_log;
+use rloom_run::assembly::EmbeddedEngines;
+use rloom_run::{EpisodeHook, Policy, RunInputs, StopFlag, context, train_on};
+use rloom_telemetry::{Event, Metrics, read_events};
 
-use crate::learning::config;
+use crate::learning::{SIGNIFICANT, config, z};
+use flipped::Flipped;
+use kuhn_poker::{GAME_VALUE, Strategy};
 
-const RECIPE: &str = include_str!("../../../../../recipes/self-play-kuhn-poker.toml");
-const CARDS: [&str; 3] = ["J", "Q", "K"];
+const KUHN_POKER: &str = include_str!("../../../../../recipes/self-play-kuhn-poker.toml");
+const TWO_POLICIES: &str = include_str!("../../../../../recipes/two-policies.toml");
+const TIC_TAC_TOE: &str = include_str!("../../../../../recipes/self-play-tic-tac-toe.toml");
 
-/// Probability of a bet by card and the moves before, as `Qp`.
-type Strategy = BTreeMap<String, f64>;
-
-/// Chips that the first player expects.
-fn value(bets: &dyn Fn(&str, &str) -> f64) -> f64 {
-    let mut sum = 0.0;
-    for (own, first) in CARDS.iter().enumerate() {
-        for (other, second) in CARDS.iter().enumerate().filter(|(other, _)| *other != own) {
-            let shown = if own > other { 1.0 } else { -1.0 };
-            let (bet, called) = (bets(first, ""), bets(second, "b"));
-            let (raised, calls) = (bets(second, "p"), bets(first, "pb"));
-            let after_bet = called * 2.0 * shown + (1.0 - called);
-            let after_raise = calls * 2.0 * shown - (1.0 - calls);
-            let after_pass = raised * after_raise + (1.0 - raised) * shown;
-            sum += (bet * after_bet + (1.0 - bet) * after_pass) / 6.0;
-        }
-    }
-    sum
+/// Whether agents want to win.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    Win,
+    Lose,
 }
 
-/// Mean of what perfect opponents in both seats win more than in an equilibrium.
-fn exploitability(policy: &Strategy) -> f64 {
-    let of = |card: &str, history: &str| policy.get(&format!("{card}{history}")).copied().unwrap_or(0.5);
-    // A deterministic strategy of one seat is a bit for each card and situation.
-    let pure = |seat: [&'static str; 2], bits: u32| {
-        move |card: &str, history: &str| {
-            let card = CARDS.iter().position(|known| *known == card).unwrap_or_default();
-            let situation = seat.iter().position(|known| *known == history)?;
-            Some(f64::from(bits >> (2 * card + situation) & 1))
+/// Trains with the rewards of the agents, or with the opposite ones.
+fn train(config: &Config, aim: Aim) {
+    let ctx = context(config.run.threads).unwrap();
+    let main = Policy::initial(config, &Hub::from_env()).unwrap();
+    let hook = EpisodeHook::new(move |settings| {
+        if aim == Aim::Lose && settings.world.agents().len() == 2 {
+            settings.world = Arc::new(Flipped(Arc::clone(&settings.world)));
         }
+    });
+    let inputs = RunInputs {
+        episode_hook: Some(hook),
+        ..RunInputs::new(&main, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
     };
-    let best = |seat: [&'static str; 2], sign: f64| {
-        let against = |bits: u32| {
-            let own = pure(seat, bits);
-            sign * value(&|card, history| own(card, history).unwrap_or_else(|| of(card, history)))
-        };
-        (0..64).map(against).fold(f64::MIN, f64::max)
-    };
-    f64::midpoint(best(["", "pb"], 1.0), best(["p", "b"], -1.0))
+    train_on(config, &EmbeddedEngines::new(&main, config, ctx), &inputs, &mut (), &StopFlag::default())
+        .unwrap();
 }
 
-/// The strategy that sampled the games of a step, from the recorded log-probabilities of its moves.
-fn strategy(config: &Config, step: u64) -> Strategy {
-    let tokenizer = &Policy::initial(config, &Hub::from_env()).unwrap().tokenizer;
-    let bet = tokenizer.encode("b", false).unwrap()[0];
-    let groups =
-        rollout_log::read(&config.run_directory().join(format!("rollouts/rl-step-{step:06}.jsonl.zst")));
-    let mut strategy = Strategy::new();
-    let groups = groups.unwrap();
-    for segment in groups.iter().flat_map(|group| &group.episodes).flat_map(|episode| &episode.segments) {
-        let mut place = 0;
-        for span in segment.spans.iter().filter(|span| span.author == Author::Policy) {
-            let (move_, probability) =
-                (segment.tokens[span.range.start], f64::from(segment.logprobs[place]).exp());
-            place += span.range.len();
-            let state = span.step.as_ref().and_then(|step| step.state.clone()).unwrap();
-            strategy.insert(state, if move_ == bet { probability } else { 1.0 - probability });
-        }
-    }
-    strategy
+/// The strategies of a run of a recipe of Kuhn poker, at its first and its last step.
+fn strategies(recipe: &str, directory: &Path, aim: Aim, steps: u64) -> [Strategy; 2] {
+    let (name, steps_set) = (format!("run.name={aim:?}"), format!("stage.rl.steps={steps}"));
+    let config = config(recipe, directory, &[&name, &steps_set]);
+    train(&config, aim);
+    <[Strategy; 2]>::try_from(Strategy::of_run(&config, &[1, steps])).unwrap()
 }
 
 #[test]
-fn exploitability_is_that_of_known_strategies() {
-    let uniform: Strategy = BTreeMap::new();
-    assert!((exploitability(&uniform) - 11.0 / 24.0).abs() < 1e-12, "{}", exploitability(&uniform));
-    let third = 1.0 / 3.0;
-    let equilibrium = [
-        ("J", third),
-        ("Q", 0.0),
-        ("K", 1.0),
-        ("Jpb", 0.0),
-        ("Qpb", 2.0 * third),
-        ("Kpb", 1.0),
-        ("Jp", third),
-        ("Qp", 0.0),
-        ("Kp", 1.0),
-        ("Jb", 0.0),
-        ("Qb", third),
-        ("Kb", 1.0),
-    ];
-    let equilibrium: Strategy = equilibrium.iter().map(|(state, p)| ((*state).to_owned(), *p)).collect();
-    assert!(exploitability(&equilibrium).abs() < 1e-12, "{}", exploitability(&equilibrium));
-    let of = |card: &str, history: &str| equilibrium[&format!("{card}{history}")];
-    assert!((value(&of) + 1.0 / 18.0).abs() < 1e-12);
-}
-
-#[test]
-fn self_play_of_kuhn_poker_becomes_harder_to_exploit() {
+fn kuhn_poker_becomes_harder_to_exploit_unless_the_players_want_to_lose() {
     let directory = tempfile::tempdir().unwrap();
-    let config = config(RECIPE, directory.path(), &["stage.rl.steps=60"]);
-    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
-    let [before, after] = [1, 60].map(|step| exploitability(&strategy(&config, step)));
-    assert!(after < 0.85 * before, "{before} {after}");
+    let [before, after] = strategies(KUHN_POKER, directory.path(), Aim::Win, 200);
+    let exploited = [&before, &after].map(Strategy::exploitability);
+    assert!(exploited[1] < 0.5 * exploited[0], "{exploited:?}");
+    let off = [&before, &after].map(|strategy| (strategy.value() - GAME_VALUE).abs());
+    assert!(off[1] < 0.5 * off[0], "{off:?}");
+    let lost = strategies(KUHN_POKER, directory.path(), Aim::Lose, 30);
+    let exploited = lost.each_ref().map(Strategy::exploitability);
+    assert!(exploited[1] > exploited[0], "{exploited:?}");
+}
+
+#[test]
+fn two_policies_become_harder_to_exploit() {
+    let directory = tempfile::tempdir().unwrap();
+    let found = strategies(TWO_POLICIES, directory.path(), Aim::Win, 80);
+    let exploited = found.each_ref().map(Strategy::exploitability);
+    assert!(exploited[1] < 0.8 * exploited[0], "{exploited:?}");
+}
+
+/// Metrics of the first and the last evaluation of stage `rl`.
+fn evaluations(config: &Config) -> [Metrics; 2] {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let found: Vec<Metrics> = lines
+        .into_iter()
+        .filter(|line| line.stage == "rl")
+        .filter_map(|line| match line.event {
+            Event::Evaluation { metrics, .. } => Some(metrics),
+            _ => None,
+        })
+        .collect();
+    [found[0].clone(), found[found.len() - 1].clone()]
+}
+
+#[test]
+fn players_of_tic_tac_toe_win_more_unless_they_want_to_lose() {
+    let directory = tempfile::tempdir().unwrap();
+    let short = [
+        "stage.warmup.steps=100",
+        "stage.warmup.eval_every=0",
+        "stage.rl.steps=25",
+        "eval.every=1000",
+        "eval.tasks=512",
+        "eval.sets=[]",
+        // Held-out games are played as X.
+        "data.seat=first",
+        "data.opening=0",
+    ];
+    let learn = |aim: Aim| {
+        let name = format!("run.name={aim:?}");
+        let config = config(TIC_TAC_TOE, directory.path(), &[&[name.as_str()][..], &short].concat());
+        train(&config, aim);
+        evaluations(&config).map(|metrics| metrics["eval/accuracy"])
+    };
+    let [before, after] = learn(Aim::Win);
+    assert!(z(before, after, 512.0) > SIGNIFICANT, "{before} → {after}");
+    let [start, end] = learn(Aim::Lose);
+    assert_eq!(start, before, "the warm start is the same");
+    assert!(z(start, end, 512.0) < -SIGNIFICANT, "who want to lose: {start} → {end}");
+}
+
+/// Figures of the whole recipes, for three seeds.
+#[test]
+#[ignore = "takes minutes: `cargo test --release --test run whole_recipes -- --ignored --nocapture`"]
+fn whole_recipes_of_kuhn_poker_come_close_to_an_equilibrium() {
+    for (name, recipe) in [("self-play-kuhn-poker", KUHN_POKER), ("two-policies", TWO_POLICIES)] {
+        for seed in 1..=3 {
+            let directory = tempfile::tempdir().unwrap();
+            let config = config(recipe, directory.path(), &[&format!("run.seed={seed}")]);
+            train(&config, Aim::Win);
+            let last = config.stages.last().unwrap().steps;
+            for (step, strategy) in [1, last / 4, last / 2, last]
+                .iter()
+                .zip(Strategy::of_run(&config, &[1, last / 4, last / 2, last]))
+            {
+                let (exploited, value) = (strategy.exploitability(), strategy.value());
+                eprintln!(
+                    "{name}, seed {seed}, step {step}: exploitability {exploited:.3}, value {value:.3}"
+                );
+            }
+        }
+    }
 }
