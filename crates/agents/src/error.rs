@@ -1,6 +1,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use rloom_sandbox::SandboxError;
 use rloom_serve::{ServeError, SessionLimit};
 
 /// Failure of an agent, or of what serves it.
@@ -42,6 +43,24 @@ pub enum AgentError {
         program: String,
         /// Explanation of the operating system.
         reason: String,
+    },
+    /// The sandbox failed.
+    #[error("the agent's sandbox: {0}")]
+    #[diagnostic(forward(0))]
+    Sandbox(#[from] SandboxError),
+    /// The server cannot be reached from the sandbox.
+    #[error("cannot serve agents in the sandbox: {message}")]
+    Relay {
+        /// Explanation of the operating system.
+        message: String,
+    },
+    /// A file of the sandbox that cannot be read.
+    #[error("cannot read {} for the sandbox of the agents: {message}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Explanation of the operating system.
+        message: String,
     },
     /// The task does not fit into an environment variable.
     #[error("the task has {bytes} bytes in JSON, more than the {limit} of an environment variable")]

@@ -15,9 +15,11 @@
 mod counters;
 mod endpoint;
 mod error;
+mod jail;
 mod lease;
 mod log;
 mod process;
+mod relay;
 mod reward;
 mod runner;
 mod server;

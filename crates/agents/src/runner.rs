@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::counters::Counters;
 use crate::error::{AgentError, Output as Quoted};
 use crate::log::{Log, Logs};
-use crate::process::{AgentProcess, Launch, describe};
+use crate::process::{AgentProcess, Launch};
 use crate::reward::add_rewards;
 use crate::server::AgentServer;
 use crate::task::task_json;
@@ -127,18 +127,11 @@ impl AgentRunner {
         attempt: u32,
     ) -> Result<Vec<Trajectory>, AgentError> {
         let mut session = self.open(episode, watch)?;
-        let launch = Launch {
-            command: &self.settings.command,
-            cwd: self.settings.cwd.as_deref(),
-            environment: self.variables(episode.task, &session)?,
-        };
+        let environment = self.variables(episode.task, &session)?;
         let log =
             self.logs.as_ref().map_or_else(Log::default, |logs| logs.begin(&log_name(episode.key, attempt)));
         let output = log.output();
-        let mut process = AgentProcess::start(&launch, self.server.guard(), log).map_err(|error| {
-            let program = self.settings.command.first().cloned().unwrap_or_default();
-            AgentError::Start { program, reason: error.to_string() }
-        })?;
+        let mut process = self.launch(environment, log)?;
         watch.enter(Phase::Running);
         let since = Instant::now();
         let end = tokio::select! {
@@ -150,24 +143,41 @@ impl AgentRunner {
                 }
                 Ok(end)
             }
-            status = process.ended() => match status {
-                Some(status) if status.success() => {
+            exit = process.ended() => match exit {
+                Ok(()) => {
                     session.close(SessionStatus::Finished);
                     Ok(session.ended().await)
                 }
-                status => Err(status.map_or_else(|| "was lost".to_owned(), describe)),
+                Err(error) => Err(error),
             },
         };
         drop(process);
-        let result = match end {
-            Ok(end) => self.completed(end, since),
-            Err(status) => Err(AgentError::Exited { status, output: Quoted::default() }),
-        };
+        let result = end.and_then(|end| self.completed(end, since));
         let log = self.logs.as_ref().and_then(|logs| logs.end(&output, result.is_err()));
         match result {
             Ok(segments) => Ok(segments),
             Err(error) => Err(error.with_output(Quoted { lines: output.last_lines().await, log })),
         }
+    }
+
+    /// Starts the program, in its sandbox if it has one.
+    fn launch(
+        &self,
+        environment: BTreeMap<&'static str, String>,
+        log: Log,
+    ) -> Result<AgentProcess, AgentError> {
+        let AgentEnvironment { command, cwd, .. } = &self.settings;
+        let started = if let Some(jail) = self.server.jail() {
+            let time = self.settings.timeout() + EXIT_GRACE;
+            AgentProcess::start_in(&jail.sandbox, jail.execution(command, &environment, time)?, log)
+        } else {
+            let launch = Launch { command, cwd: cwd.as_deref(), environment };
+            AgentProcess::start(&launch, self.server.guard(), log)
+        };
+        started.map_err(|error| AgentError::Start {
+            program: command.first().cloned().unwrap_or_default(),
+            reason: error.to_string(),
+        })
     }
 
     /// Offers the episode to agents that lease, and waits for its end.

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use rloom_env::AgentEnvironment;
 use rloom_function::Guard;
+use rloom_sandbox::Service;
 use rloom_serve::{
     ApiKey, OpenSession, ServeSettings, ServedModel, Server, SessionSettings, Sessions, Stopper, listen,
 };
@@ -16,7 +17,9 @@ use serde_json::json;
 
 use crate::AgentError;
 use crate::endpoint::{LEASE_PATH, LeaseEndpoint};
+use crate::jail::Jail;
 use crate::lease::Offers;
+use crate::relay::{RelaySocket, relay};
 
 /// Environment variable with the key of agents that lease episodes.
 pub const LEASE_KEY: &str = "RLOOM_LEASE_KEY";
@@ -33,6 +36,9 @@ pub struct AgentServer {
     sessions: Sessions,
     offers: Arc<Offers>,
     guard: Arc<Mutex<Guard>>,
+    jail: Option<Jail>,
+    /// The socket for agents in the sandbox.
+    _relay: Option<RelaySocket>,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
     /// The file with the key of leases, until it is removed.
@@ -73,6 +79,17 @@ impl AgentServer {
             }
             server = server.with_extension(Arc::new(LeaseEndpoint::new(Arc::clone(&offers), key)));
         }
+        let (mut jail, mut socket) = (None, None);
+        if let Some(settings) = &settings.sandbox {
+            let failed = |error: std::io::Error| AgentError::Relay { message: error.to_string() };
+            let guard = runtime.enter();
+            let (relayed, listener) = RelaySocket::listen().map_err(failed)?;
+            let service = Service { port: address.port(), socket: relayed.path().to_owned() };
+            jail = Some(Jail::new(settings, service)?);
+            socket = Some(relayed);
+            drop(guard);
+            runtime.spawn(relay(listener, address));
+        }
         let stopper = server.stopper();
         let serve = move || {
             runtime.block_on(server.run());
@@ -83,6 +100,8 @@ impl AgentServer {
             sessions,
             offers,
             guard: Arc::new(Mutex::new(Guard::start())),
+            jail,
+            _relay: socket,
             stopper,
             thread: Some(thread),
             lease_file,
@@ -105,6 +124,11 @@ impl AgentServer {
     /// Kills the agents when this program dies.
     pub(crate) fn guard(&self) -> &Arc<Mutex<Guard>> {
         &self.guard
+    }
+
+    /// The sandbox of the agents, if they have one.
+    pub(crate) fn jail(&self) -> Option<&Jail> {
+        self.jail.as_ref()
     }
 
     /// The URL of a session. Secret.

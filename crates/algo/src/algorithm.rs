@@ -1,6 +1,6 @@
 use crate::{
     AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Filters, KlControl, Method, Overlong,
-    PolicyLoss, PrmSpec, Proximal, Recombination, Scope,
+    PolicyLoss, Preference, PrmSpec, Proximal, Recombination, Scope,
 };
 
 /// A method with all its settings resolved: the algorithm of a stage. Created by [`Algorithm::resolve`].
@@ -12,8 +12,10 @@ pub struct Algorithm {
     pub group_size: u32,
     /// Advantage; `None` for supervised methods.
     pub advantage: Option<AdvantageSpec>,
-    /// The loss.
+    /// The loss; that of preferences replaces it.
     pub loss: PolicyLoss,
+    /// The loss of a method that learns from preferences.
+    pub preference: Option<Preference>,
     /// Source of the `old` log-probabilities.
     pub proximal: Proximal,
     /// Controller of the weight of the KL in the reward; `None` for a fixed weight.
@@ -39,7 +41,9 @@ pub struct Algorithm {
 impl Algorithm {
     /// True if a reference model must be loaded.
     pub fn needs_reference(&self) -> bool {
-        self.loss.reads_reference() || self.needs_reference_for_advantages()
+        self.loss.reads_reference()
+            || self.preference.is_some_and(|preference| preference.reads_reference())
+            || self.needs_reference_for_advantages()
     }
 
     /// True if the advantages use the reference's log-probabilities, so that it scores first.
@@ -69,7 +73,7 @@ impl Algorithm {
 
     /// Part of an optimiser step that the loss must see at once.
     pub fn scope(&self) -> Scope {
-        self.loss.scope()
+        self.preference.map_or_else(|| self.loss.scope(), |preference| preference.scope())
     }
 
     /// Settings that resolve to this algorithm, with exactly the keys that have an effect.

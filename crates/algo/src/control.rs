@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RoleBaselines, RunningMoments};
+use crate::{
+    AdvantageSpec, Advantages, Algorithm, LossMetrics, PolicyLoss, RoleBaselines, RunningMean, RunningMoments,
+};
 
 /// Adapts the weight of the KL in the reward towards a target divergence (arXiv 1909.08593, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,6 +76,9 @@ pub struct AlgorithmState {
     pub entropy_coef: Option<f64>,
     /// Mean entropy of the last optimiser step (nats per token), if the bonus adapts.
     pub entropy: Option<f64>,
+    /// Running anchor of a preference loss; `None` before the first batch or if the loss has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<RunningMean>,
     /// Averages of the rewards of agents so far, by name.
     #[serde(skip_serializing_if = "RoleBaselines::is_empty")]
     pub roles: RoleBaselines,

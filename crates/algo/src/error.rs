@@ -285,6 +285,15 @@ pub enum AlgoError {
         /// Its outcome.
         value: f64,
     },
+    /// Rows that do not form pairs.
+    #[error(
+        "row {row} is out of place: rows of a loss of pairs alternate between a chosen and a rejected completion, each with \
+         policy tokens"
+    )]
+    NotPaired {
+        /// The first such row.
+        row: usize,
+    },
     /// A correction of single tokens for a surrogate that has none.
     #[error("the surrogate is one term per sequence, and its correction weighs or rejects single tokens")]
     #[diagnostic(help(
@@ -355,7 +364,8 @@ impl AlgoError {
         match self {
             Self::NonFinite { row, .. }
             | Self::UnevenAdvantage { row, .. }
-            | Self::OutcomeRange { row, .. } => Some(*row),
+            | Self::OutcomeRange { row, .. }
+            | Self::NotPaired { row } => Some(*row),
             Self::InMicroBatch { error, .. } => error.row(),
             _ => None,
         }

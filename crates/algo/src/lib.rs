@@ -38,6 +38,7 @@ mod method;
 mod methods;
 mod objective;
 mod overlong;
+mod preference;
 mod reference;
 mod refusal;
 mod resolve;
@@ -65,13 +66,16 @@ pub use loss::kinds as losses;
 pub use loss::kinds::*;
 pub use loss::{
     Correction, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings,
-    LossTerms, Mismatch, PolicyLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation,
-    policy_loss, step_loss, value_loss,
+    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation,
+    policy_loss, preference_loss, preference_step, step_loss, value_loss,
 };
 pub use message::MessageError;
+pub use method::DataKind;
 pub use methods::Method;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
+pub use preference::kinds as preferences;
+pub use preference::{Anchor, Divergence, Preference, PreferenceKind, PreferenceSettings, RunningMean};
 pub use reference::KeyReference;
 pub use refusal::{Refusal, UnreadReason};
 pub use sampler::Sampler;

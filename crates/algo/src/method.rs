@@ -2,10 +2,43 @@ use std::{fmt, str::FromStr};
 
 use crate::{AlgoError, Method};
 
+/// Kind of the data that a method learns from instead of sampling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DataKind {
+    /// Completions to imitate: groups of one episode.
+    Demonstrations,
+    /// Preferred and rejected completions of the same prompt: groups of two episodes, the preferred one first.
+    Pairs,
+    /// Completions that are desirable or not: groups of one episode.
+    Labels,
+    /// Completions whose steps are right or wrong: groups of one episode.
+    Steps,
+}
+
+impl DataKind {
+    /// The kind in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Demonstrations => "demonstrations",
+            Self::Pairs => "preference pairs",
+            Self::Labels => "labelled completions",
+            Self::Steps => "labelled steps",
+        }
+    }
+}
+
 impl Method {
-    /// True if the method learns from demonstrations, without sampling or rewards.
+    /// Kind of the data that the method learns from; `None` for a method that samples.
+    pub fn data(self) -> Option<DataKind> {
+        match self.settings() {
+            None => Some(DataKind::Demonstrations),
+            Some(preset) => preset.preference?.kind.map(|kind| kind.defaults().data()),
+        }
+    }
+
+    /// True if the method learns from given completions, without sampling or rewards.
     pub fn is_supervised(self) -> bool {
-        matches!(self, Self::Sft)
+        self.data().is_some()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, FilterSettings,
     KlEstimator::{self, K1, K2, K3},
     KlPlacement::{self, Loss, Reward},
-    KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, Proximal, WeightAction,
+    KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, PreferenceKind as P, Proximal, WeightAction,
 };
 
 /// Generates [`Method`] from the table. The page of a method is `docs/algorithms/NAME.md`.
@@ -31,7 +31,7 @@ macro_rules! methods {
                 }
             }
 
-            /// The preset of the method; `None` for supervised methods, which have no advantage.
+            /// The preset of the method; `None` for `sft`, which has no settings of its own.
             pub(crate) fn settings(self) -> Option<AlgorithmSettings> {
                 match self { $(Self::$method => $preset,)+ }
             }
@@ -42,6 +42,40 @@ macro_rules! methods {
 methods! {
     /// Supervised fine-tuning.
     Sft = "sft" => None,
+    /// Direct preference optimisation.
+    Dpo = "dpo" => preference(P::Dpo),
+    /// DPO with smoothed labels.
+    Cdpo = "cdpo" => preference(P::Cdpo),
+    /// DPO that is unbiased for labels that are wrong at a known rate.
+    Robust = "robust" => preference(P::Robust),
+    /// The hinge of SLiC-HF on log-ratios.
+    Hinge = "hinge" => preference(P::Hinge),
+    /// Identity preference optimisation.
+    Ipo = "ipo" => preference(P::Ipo),
+    /// Kahneman-Tversky optimisation.
+    Kto = "kto" => preference(P::Kto),
+    /// Binary classifier optimisation.
+    Bco = "bco" => preference(P::Bco),
+    /// Odds-ratio preference optimisation.
+    Orpo = "orpo" => preference(P::Orpo),
+    /// Contrastive preference optimisation.
+    Cpo = "cpo" => preference(P::Cpo),
+    /// Simple preference optimisation.
+    Simpo = "simpo" => preference(P::Simpo),
+    /// Noise contrastive alignment.
+    Nca = "nca" => preference(P::Nca),
+    /// Efficient exact optimisation.
+    Exo = "exo" => preference(P::Exo),
+    /// Self-play preference optimisation.
+    Sppo = "sppo" => preference(P::Sppo),
+    /// Anchored preference optimisation that raises the chosen completion.
+    ApoZero = "apo_zero" => preference(P::ApoZero),
+    /// Anchored preference optimisation that lowers both completions.
+    ApoDown = "apo_down" => preference(P::ApoDown),
+    /// Alignment by optimal transport.
+    Aot = "aot" => preference(P::Aot),
+    /// The loss that DiscoPOP discovered.
+    Discopop = "discopop" => preference(P::Discopop),
     /// Group relative policy optimisation.
     Grpo = "grpo" => preset(A::Group, L::PpoClip, SequenceMean),
     /// GRPO without division by the standard deviation and by the length.
@@ -141,6 +175,12 @@ fn grouped(advantage: A, loss: L, aggregation: Aggregation) -> AlgorithmSettings
 #[expect(clippy::unnecessary_wraps, reason = "an entry of the table")]
 fn preset(advantage: A, loss: L, aggregation: Aggregation) -> Option<AlgorithmSettings> {
     Some(grouped(advantage, loss, aggregation))
+}
+
+/// A preference loss with its default settings.
+#[expect(clippy::unnecessary_wraps, reason = "an entry of the table")]
+fn preference(kind: P) -> Option<AlgorithmSettings> {
+    Some(AlgorithmSettings { preference: Some(kind.into()), ..AlgorithmSettings::default() })
 }
 
 /// The plain policy gradient of tokens or of whole completions: one optimiser step per batch.

@@ -6,8 +6,8 @@ use rloom_core::{RandomKey, RandomStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, Scope, TokenScores,
-    ValueLoss, policy_loss, step_loss, value_loss,
+    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, PreferenceLoss, Scope,
+    TokenScores, ValueLoss, policy_loss, preference_loss, preference_step, step_loss, value_loss,
 };
 
 /// Inputs of a loss for one micro-batch, without the scores. The owned form of [`LossBatch`].
@@ -84,6 +84,8 @@ pub struct PolicyObjective {
 pub enum Objective {
     /// Trains a policy or a process-reward model; reads log-probabilities.
     Policy(PolicyObjective),
+    /// Trains a policy on preferences; reads log-probabilities.
+    Preference(PreferenceLoss),
     /// Trains a separate critic; reads values.
     Value(ValueLoss),
 }
@@ -93,6 +95,7 @@ impl Objective {
     pub fn scope(&self) -> Scope {
         match self {
             Self::Policy(policy) => policy.loss.scope(),
+            Self::Preference(loss) => loss.preference.scope(),
             Self::Value(_) => Scope::Token,
         }
     }
@@ -106,6 +109,7 @@ impl Objective {
     ) -> Result<LossGrad, AlgoError> {
         match self {
             Self::Policy(policy) => policy_loss(&policy.loss, batch, scores, counts),
+            Self::Preference(loss) => preference_loss(loss, batch, scores, counts),
             Self::Value(value) => value_loss(value, batch, scores, counts),
         }
     }
@@ -115,7 +119,7 @@ impl Objective {
     fn inert(&self, batch: &LossBatch<'_>) -> Vec<bool> {
         match self {
             Self::Policy(policy) => policy.loss.inert(batch),
-            Self::Value(_) => batch.masked.to_vec(),
+            Self::Preference(_) | Self::Value(_) => batch.masked.to_vec(),
         }
     }
 }
@@ -184,12 +188,17 @@ impl<'a> LossStep<'a> {
         }
         match &self.objective {
             Objective::Policy(policy) => {
-                let batches: Vec<_> = self.inputs.iter().map(LossInputs::batch).collect();
+                let batches = self.batches();
                 let draws: RandomStream = policy.draws.stream();
                 step_loss(&policy.loss, &batches, scores, &self.counts, &|position| draws.bits(position))
             }
+            Objective::Preference(loss) => preference_step(loss, &self.batches(), scores, &self.counts),
             Objective::Value(_) => scores.iter().enumerate().map(|(i, s)| self.evaluate(i, s)).collect(),
         }
+    }
+
+    fn batches(&self) -> Vec<LossBatch<'_>> {
+        self.inputs.iter().map(LossInputs::batch).collect()
     }
 
     /// Marks the sequences of micro-batch number `micro_batch` whose coefficients are all 0 for any scores: they are

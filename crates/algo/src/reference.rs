@@ -44,6 +44,9 @@ impl Method {
             if key == "loss" {
                 keys.extend(of_kind(preset.settings.loss, &[]));
             }
+            if key == "preference" {
+                keys.extend(of_kind(preset.settings.preference, &[]));
+            }
         }
         Ok(keys)
     }
@@ -99,6 +102,7 @@ fn sample() -> AlgorithmSettings {
         advantage: None,
         whiten: Some(true),
         loss: None,
+        preference: None,
         ratio_to: Some(RatioTo::Behavior),
         proximal: Some(Proximal::Recompute),
         loss_aggregation: Some(Aggregation::TokenMean),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{AdvantageKind, KlEstimator, LossKind, Text};
+use crate::{AdvantageKind, KlEstimator, LossKind, PreferenceKind, Text};
 
 /// An invalid value or combination of settings.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -98,13 +98,17 @@ pub enum Refusal {
     #[error("the ratio is taken to the sampler, so nothing reads an interpolated proximal policy")]
     InterpolationUnread,
     /// An interpolated proximal policy without staleness.
-    #[error("at max_staleness = 0 every sample is the newest policy's: there is nothing to interpolate")]
+    #[error(
+        "at max_staleness = 0 without reuse every sample is the newest policy's: there is nothing to interpolate"
+    )]
     NothingToInterpolate,
     /// The sampler as the proximal policy, with a correction between the two.
     #[error("with the sampler's own log-probabilities as the proximal policy's, every weight is 1")]
     WeightsAreOne,
     /// The sampler as the proximal policy of stale samples.
-    #[error("at max_staleness above 0 the sampler is an older policy than the one at the start of the batch")]
+    #[error(
+        "with max_staleness above 0 or reused groups the sampler is an older policy than the one at the start of the batch"
+    )]
     SamplerIsOlder,
     /// "No weight" for a loss whose own ratio is one.
     #[error("loss \"{}\" weighs by its own ratio to the sampler, which this would not turn off", .loss.name())]
@@ -133,6 +137,12 @@ pub enum Refusal {
         /// The loss.
         loss: LossKind,
     },
+    /// The loss of another method.
+    #[error("\"{}\" is the loss of another method", .kind.name())]
+    OtherPreference {
+        /// The loss.
+        kind: PreferenceKind,
+    },
     /// k3+ as the divergence of a rejection.
     #[error("k3+ differs from k3 in its gradient alone, and a rejection has none")]
     K3PlusRejects,
@@ -144,8 +154,10 @@ pub enum Refusal {
 /// The reason why nothing reads a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnreadReason {
-    /// The method learns from demonstrations.
+    /// The method learns from given completions.
     Supervised,
+    /// The preference loss has no such setting.
+    NotOfPreference(PreferenceKind),
     /// The loss has no such setting.
     NotOfLoss(LossKind),
     /// The advantage has no such setting.
@@ -167,7 +179,10 @@ impl fmt::Display for UnreadReason {
         };
         match self {
             Self::Supervised => {
-                f.write_str("it learns from demonstrations: nothing is sampled, compared or clipped")
+                f.write_str("it learns from given completions: nothing is sampled, compared or clipped")
+            }
+            Self::NotOfPreference(kind) => {
+                not_of(f, "preference", kind.name(), crate::Kind::keys(*kind))
             }
             Self::NotOfLoss(kind) => not_of(f, "loss", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfAdvantage(kind) => not_of(f, "advantage", kind.name(), crate::Kind::keys(*kind)),

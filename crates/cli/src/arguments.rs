@@ -307,6 +307,8 @@ pub(crate) enum Exported {
     Rollouts,
     /// The resolved configuration, as one object.
     Config,
+    /// The weights, in a folder for other programs; the run may also be the folder of a checkpoint or model.
+    Model,
 }
 
 #[derive(Debug, Args)]
@@ -314,7 +316,9 @@ pub(crate) enum Exported {
 Examples:
   rloom export arithmetic events --kind step --kind evaluation
   rloom export arithmetic rollouts --stage rl --step 3
-  rloom export arithmetic config")]
+  rloom export arithmetic config
+  rloom export arithmetic model --out arithmetic-bf16 --dtype bf16
+  rloom export lora model --merge --out merged")]
 pub(crate) struct Export {
     /// The run: its name under `runs`, or its folder.
     #[arg(value_name = "RUN")]
@@ -331,6 +335,25 @@ pub(crate) struct Export {
     /// Step of the rollouts within its stage; may be repeated [default: all].
     #[arg(long, value_name = "N")]
     pub(crate) step: Vec<u64>,
+    #[command(flatten)]
+    pub(crate) model: ExportedModel,
+}
+
+/// Options of an exported model.
+#[derive(Debug, Args)]
+pub(crate) struct ExportedModel {
+    /// Folder of the model, which does not exist or is empty.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<PathBuf>,
+    /// Checkpoint of the run, such as `latest` [default: best].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) checkpoint: Option<String>,
+    /// Add the LoRA adapter to the weights of its base.
+    #[arg(long)]
+    pub(crate) merge: bool,
+    /// Format of the weights [default: f32].
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Format>,
 }
 
 /// An experiment tracker.

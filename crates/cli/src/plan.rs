@@ -197,7 +197,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
         steps: stage.steps,
         sequences_per_step: sequences,
         new_tokens_per_step: new_tokens.map(|n| n * sampled),
-        max_staleness: stage.schedule().max_staleness,
+        max_staleness: stage.schedule().max_trained_age(),
         max_tokens_per_step: model.map(|m| m.max_positions as u64 * sequences),
         memory: memory.filter(|_| !stage.trains_outside()),
         processes: placement.map(|placement| Processes::of(stage, placement, model)),

@@ -32,17 +32,17 @@ impl AgentPolicies {
         }
     }
 
-    /// Notes that a group begins, or continues with the parts that exist.
+    /// Draws the opponents of a group that begins, unless they are known: from an earlier draw or the parts that exist.
     pub fn begin(&self, ticket: Ticket, parts: &GroupProgress) {
         for league in self.leagues.values() {
             league.begin(ticket, parts);
         }
     }
 
-    /// Forgets the groups for which `is_alive` returns false.
-    pub fn retain(&self, is_alive: impl Fn(Ticket) -> bool) {
+    /// Forgets a group that is complete or cancelled.
+    pub fn end(&self, ticket: Ticket) {
         for league in self.leagues.values() {
-            league.state().drawn.retain(|ticket, _| is_alive(*ticket));
+            league.state().drawn.remove(&ticket);
         }
     }
 }
@@ -80,6 +80,16 @@ impl Opponents {
         self.state().weights = weights;
     }
 
+    /// The opponents of the groups that have begun.
+    pub fn drawn(&self) -> BTreeMap<Ticket, PolicyId> {
+        self.state().drawn.clone()
+    }
+
+    /// Restores the opponents of groups that have begun.
+    pub fn restore(&self, drawn: BTreeMap<Ticket, PolicyId>) {
+        self.state().drawn = drawn;
+    }
+
     /// The opponent of a group that has begun, or of the evaluation of a task.
     fn of(&self, purpose: Purpose, ticket: Ticket) -> PolicyId {
         let state = self.state();
@@ -89,7 +99,7 @@ impl Opponents {
         }
     }
 
-    /// A group keeps the opponent of its recorded parts.
+    /// A group keeps the opponent of its recorded parts, or the one that it has drawn before.
     fn begin(&self, ticket: Ticket, parts: &GroupProgress) {
         let mut state = self.state();
         let turns =
@@ -100,7 +110,8 @@ impl Opponents {
         let is_opponent =
             |policy: &PolicyId| (self.first.0..self.first.0 + state.weights.len() as u32).contains(&policy.0);
         let recorded = spans.map(|span| span.policy).find(is_opponent);
-        let drawn = recorded.unwrap_or_else(|| self.draw(&state.weights, Purpose::Rollout, ticket));
+        let known = recorded.or_else(|| state.drawn.get(&ticket).copied());
+        let drawn = known.unwrap_or_else(|| self.draw(&state.weights, Purpose::Rollout, ticket));
         state.drawn.insert(ticket, drawn);
     }
 
@@ -141,5 +152,13 @@ mod tests {
         league.set_weights(vec![0.0, 1.0, 0.0]);
         assert_eq!(before, (0..50).map(|t| league.of(Purpose::Rollout, Ticket(t))).collect::<Vec<_>>());
         assert_eq!(league.of(Purpose::Evaluation, Ticket(0)), PolicyId(5));
+        // A group that begins again, in this program or the next one, keeps its opponent.
+        let resumed = Opponents::new(3, 1, PolicyId(4));
+        resumed.set_weights(vec![0.0, 1.0, 0.0]);
+        resumed.restore(league.drawn());
+        for (ticket, before) in (0..).zip(&before) {
+            resumed.begin(Ticket(ticket), &GroupProgress::default());
+            assert_eq!(resumed.of(Purpose::Rollout, Ticket(ticket)), *before);
+        }
     }
 }

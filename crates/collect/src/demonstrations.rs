@@ -1,19 +1,20 @@
-//! Groups of a supervised stage, made from demonstrations.
+//! Groups of a stage that learns from rows.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{Episode, Group, Rewards, Role, SampleKey, Ticket};
+use rloom_core::{Demonstration, Episode, Group, MARGIN, PREFERENCE, RewardComponent, Rewards, Role, Ticket};
 use rloom_data::{Cursor, Dataset};
-use rloom_env::{Environment, demonstrate};
+use rloom_env::{Environment, read_row};
 use rloom_text::Tokenizer;
 
 use crate::{CollectError, GroupFailure};
 
-/// Creates the groups of a supervised stage, with one demonstration each.
+/// Creates the groups of a stage that learns from rows: one episode for a demonstration, a labelled completion or labelled
+/// steps, and two for a preference, the chosen one first.
 #[derive(Debug)]
 pub struct DemonstrationSource {
-    /// The demonstrations.
+    /// The rows.
     pub dataset: Dataset,
     /// Order of the tasks.
     pub cursor: Cursor,
@@ -36,16 +37,35 @@ impl DemonstrationSource {
 
     async fn demonstration(&self, ticket: Ticket, index: u64) -> Result<Group, CollectError> {
         let task = self.dataset.get(index)?;
-        let key = SampleKey { ticket, sample: 0, segment: 0 };
         let environment = self.environment.as_ref();
-        let replayed = demonstrate(environment, &task, &self.tokenizer, self.context, key);
-        let segments = tokio::time::timeout(self.timeout, replayed).await.map_err(|_| {
+        let rules = self.dataset.rules(index);
+        let read = read_row(environment, &task, &self.tokenizer, rules, self.context, ticket);
+        let episodes = tokio::time::timeout(self.timeout, read).await.map_err(|_| {
             CollectError::EnvironmentTimeout {
                 environment: environment.name().to_owned(),
                 timeout: self.timeout,
             }
         })??;
-        let episode = Episode { role: Role::Train, segments, rewards: Rewards::default() };
-        Ok(Group { ticket, task, episodes: vec![episode] })
+        let with_rewards = (0..).zip(episodes).map(|(sample, segments)| {
+            let rewards = task.demonstration.as_ref().map_or_else(Rewards::default, |of| rewards(of, sample));
+            Episode { role: Role::Train, segments, rewards }
+        });
+        let episodes = with_rewards.collect();
+        Ok(Group { ticket, task, episodes })
+    }
+}
+
+/// What the data says about the episode number `sample` of a row: 1 for the chosen or desirable completion, 0 for the other.
+fn rewards(demonstration: &Demonstration, sample: u32) -> Rewards {
+    let (is_good, margin) = match demonstration {
+        Demonstration::Preference(pair) => (sample == 0, pair.margin.filter(|_| sample == 0)),
+        Demonstration::Labelled(labelled) => (labelled.label, None),
+        _ => return Rewards::default(),
+    };
+    let value = if is_good { 1.0 } else { 0.0 };
+    Rewards {
+        components: vec![RewardComponent::new(PREFERENCE, 1.0, Some(value))],
+        metrics: margin.map(|margin| (MARGIN.to_owned(), margin)).into_iter().collect(),
+        ..Rewards::default()
     }
 }

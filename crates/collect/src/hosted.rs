@@ -72,13 +72,7 @@ impl HostedSampler {
             let (engine, stopping) = (Arc::clone(&engine), Arc::clone(&stopping));
             Box::pin(async move {
                 let _place = engine.place(priority).await;
-                let request = GenerateRequest {
-                    priority,
-                    timeout: Some(timeout),
-                    // A completion that is submitted again would send its first tokens twice; all are in the result.
-                    sink: None,
-                    ..request
-                };
+                let request = GenerateRequest { priority, timeout: Some(timeout), ..request };
                 complete(&engine, &stopping, request, None, &|_| {}).await
             })
         })
@@ -94,11 +88,14 @@ impl HostedSampler {
         Self { generate: Arc::new(generate), failure: Arc::default() }
     }
 
-    /// Samples a completion. Dropping the future cancels it. The tokens are in the result alone, not sent to the request's sink.
+    /// Samples a completion. Dropping the future cancels it. The request's sink receives each token once.
     pub async fn generate(self, request: GenerateRequest) -> Result<Generation, RolloutError> {
+        let is_streamed = request.sink.is_some();
         let result = (self.generate)(request).await;
+        // A stream that cannot be continued is broken off for the agent, which is attempted again; the engine works.
         if let Err(error) = &result
             && !matches!(error, RolloutError::InvalidRequest { .. })
+            && !(is_streamed && error.is_retryable())
         {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.clone());
         }

@@ -23,6 +23,7 @@ mod outcome;
 mod prompts;
 mod recombination;
 mod recorded;
+mod row_limits;
 mod stopping;
 mod transcript;
 mod turn_rewards;
@@ -40,10 +41,9 @@ pub use error::{CollectError, GroupFailure};
 pub use evaluate::{EvaluationReport, Evaluator, SetReport};
 pub use group::{GroupProgress, GroupRunner, GroupSettings, GroupUpdate};
 pub use hosted::{AgentHost, HostedEpisode, HostedSampler};
-pub use metrics::{batch_metrics, failure_metrics};
+pub use metrics::{batch_metrics, failure_metrics, staleness_metrics};
 pub use outcome::OutcomeRule;
-pub use prompts::{
-    PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
-};
+pub use prompts::{PromptError, PromptRoom, Selection, TaskLength, check_room, measure_prompts};
 pub use recorded::RecordedSource;
+pub use row_limits::{RowCounts, RowLimits};
 pub use transcript::{completion_text, episode_text, prompt_text};

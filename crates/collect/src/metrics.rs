@@ -43,7 +43,7 @@ pub fn batch_metrics(groups: &[Group], version: PolicyVersion, frozen: &[PolicyI
         let segments: usize = episodes.iter().map(|episode| episode.segments.len()).sum();
         metrics.insert(metric::SEGMENTS.into(), segments as f64 / episodes.len() as f64);
     }
-    metrics.extend(staleness(&episodes, version, frozen));
+    metrics.extend(staleness_metrics(groups, version, frozen));
     metrics
 }
 
@@ -59,10 +59,15 @@ fn means<'a>(prefix: &str, numbers: impl Iterator<Item = (&'a String, &'a f64)>)
 
 /// Returns the age of the policy tokens of a batch that is trained from `version`. Counts tokens: an episode sampled by
 /// several versions counts with each of them. Those of frozen policies have no age.
-fn staleness(episodes: &[&Episode], version: PolicyVersion, frozen: &[PolicyId]) -> Metrics {
+pub fn staleness_metrics<'a>(
+    groups: impl IntoIterator<Item = &'a Group>,
+    version: PolicyVersion,
+    frozen: &[PolicyId],
+) -> Metrics {
     let mut tokens_by_age: BTreeMap<u64, u64> = BTreeMap::new();
     let mut versions_per_sample = Vec::new();
-    for episode in episodes {
+    let episodes = groups.into_iter().flat_map(|group| &group.episodes);
+    for episode in episodes.filter(|episode| episode.role == Role::Train) {
         let all = || episode.segments.iter().flat_map(|trajectory| &trajectory.versions);
         let spans = || all().filter(|span| !frozen.contains(&span.policy));
         for span in spans() {

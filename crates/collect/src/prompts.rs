@@ -5,8 +5,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use rloom_core::Task;
-use rloom_data::{DataError, Dataset, Location};
-use rloom_env::{Unrendered, demonstration_length, find_unrendered, render_prompt};
+use rloom_data::{DataError, Dataset, Location, RowRules};
+use rloom_env::{RowLength, Unrendered, find_unrendered, row_length};
 use rloom_text::{TextError, Tokenizer};
 
 /// Tasks that a thread measures at once.
@@ -74,21 +74,24 @@ pub enum PromptError {
         /// True for the tasks of a generator.
         is_generated: bool,
     },
-    /// A demonstration that does not fit into the context.
+    /// A row that does not fit into the context.
     #[error(
-        "{at}: prompt and demonstration have {prompt} + {demonstration} tokens, but the context is {context}; {count} of \
-         {measured} rows exceed it, the longest has {longest} tokens"
+        "{at}: prompt and completion have {prompt} + {demonstration} tokens, but only {room} fit; {count} of {measured} rows \
+         exceed it, the longest has {longest} tokens"
     )]
-    #[diagnostic(help("shorten or remove these rows, or use a model with a longer context"))]
+    #[diagnostic(help(
+        "set `data.too_long = \"drop\"`, `\"keep_start\"` or `\"keep_end\"` to drop or cut such rows, or use a model with a \
+         longer context"
+    ))]
     DemonstrationTooLong {
         /// The first row.
         at: Location,
         /// Tokens of its prompt.
         prompt: u32,
-        /// Tokens of its demonstration.
+        /// Tokens of its completion.
         demonstration: u32,
-        /// Context length of the model in tokens.
-        context: usize,
+        /// Most tokens of a row.
+        room: usize,
         /// Number of rows that do not fit.
         count: usize,
         /// Number of measured rows.
@@ -109,6 +112,17 @@ pub enum PromptError {
         /// Tokens of the shortest prompt.
         shortest: u32,
     },
+    /// Rows of which none fits.
+    #[error("all {rows} rows have more than {room} tokens; the shortest has {shortest}")]
+    #[diagnostic(help("raise `data.max_tokens`, or use a model with a longer context"))]
+    AllTooLong {
+        /// Number of rows.
+        rows: usize,
+        /// Most tokens of a row.
+        room: usize,
+        /// Tokens of the shortest row.
+        shortest: u64,
+    },
 }
 
 fn too_long_hint(is_generated: bool, room: usize) -> String {
@@ -125,12 +139,16 @@ fn too_long_hint(is_generated: bool, room: usize) -> String {
 pub struct TaskLength {
     /// Tokens of the prompt, as the environment starts with it.
     pub prompt: u32,
-    /// Tokens of the demonstration's first turn; 0 unless demonstrations are measured.
+    /// Tokens of the demonstration's first turn, or of the longer completion of a preference; 0 unless demonstrations are
+    /// measured.
     pub demonstration: u32,
+    /// The fewest tokens after the prompt that can be learned from; 0 if the prompt itself carries loss.
+    pub least: u32,
 }
 
 impl TaskLength {
-    fn total(self) -> u64 {
+    /// Tokens of prompt and demonstration.
+    pub fn total(self) -> u64 {
         u64::from(self.prompt) + u64::from(self.demonstration)
     }
 }
@@ -147,8 +165,8 @@ pub enum PromptRoom {
     },
     /// A demonstration follows.
     Demonstration {
-        /// Context length of the model in tokens.
-        context: usize,
+        /// Most tokens of both.
+        room: usize,
     },
 }
 
@@ -157,7 +175,7 @@ impl PromptRoom {
     pub fn tokens(self) -> usize {
         match self {
             Self::Completion { context, max_new_tokens } => context.saturating_sub(max_new_tokens),
-            Self::Demonstration { context } => context,
+            Self::Demonstration { room } => room,
         }
     }
 
@@ -272,7 +290,7 @@ fn length_of(
         task.demonstration = None;
     }
     let at = || dataset.location(position);
-    let (unrendered, length) = match tokens_of(tokenizer, &task) {
+    let (unrendered, length) = match tokens_of(tokenizer, &task, dataset.rules(position)) {
         Ok(measured) => measured,
         Err(source) => return Err(PromptError::Text { at: at()?, source }),
     };
@@ -285,30 +303,24 @@ fn length_of(
     Ok(length)
 }
 
-fn tokens_of(tokenizer: &Tokenizer, task: &Task) -> Result<(Option<Unrendered>, TaskLength), TextError> {
-    let unrendered = find_unrendered(tokenizer, task)?;
+fn tokens_of(
+    tokenizer: &Tokenizer,
+    task: &Task,
+    rules: RowRules,
+) -> Result<(Option<Unrendered>, TaskLength), TextError> {
+    let unrendered = match &task.demonstration {
+        Some(demonstration) => {
+            let of = |completion| find_unrendered(tokenizer, &task.with_demonstration(completion));
+            demonstration.completions().into_iter().map(of).find_map(Result::transpose).transpose()?
+        }
+        None => find_unrendered(tokenizer, task)?,
+    };
     if unrendered.is_some() {
-        return Ok((unrendered, TaskLength { prompt: 0, demonstration: 0 }));
+        return Ok((unrendered, TaskLength { prompt: 0, demonstration: 0, least: 0 }));
     }
-    let prompt = render_prompt(tokenizer, &task.prompt)?.len() as u32;
-    let demonstration = demonstration_length(tokenizer, task)? as u32;
-    Ok((None, TaskLength { prompt, demonstration }))
-}
-
-/// Drops the tasks whose prompts are longer than `limit`, and returns the lengths of the others. `lengths` are those of all
-/// tasks.
-pub fn drop_long_prompts(
-    dataset: &mut Dataset,
-    lengths: &[TaskLength],
-    limit: u64,
-) -> Result<Vec<TaskLength>, PromptError> {
-    let is_kept = |length: &TaskLength| u64::from(length.prompt) <= limit;
-    let kept: Vec<TaskLength> = lengths.iter().filter(|length| is_kept(length)).copied().collect();
-    if let (true, Some(shortest)) = (kept.is_empty(), lengths.iter().map(|length| length.prompt).min()) {
-        return Err(PromptError::AllDropped { prompts: lengths.len(), limit, shortest });
-    }
-    dataset.retain(|position| lengths.get(position as usize).is_none_or(is_kept));
-    Ok(kept)
+    let RowLength { prompt, completion, least } = row_length(tokenizer, task, rules)?;
+    let length = TaskLength { prompt: prompt as u32, demonstration: completion as u32, least: least as u32 };
+    Ok((None, length))
 }
 
 /// Checks that all measured tasks fit.
@@ -320,7 +332,7 @@ pub fn check_room(
 ) -> Result<(), PromptError> {
     let Some(first) = lengths.iter().position(|&length| !room.fits(length)) else { return Ok(()) };
     let at = dataset.location(selection.position(first as u64))?;
-    let TaskLength { prompt, demonstration } = lengths[first];
+    let TaskLength { prompt, demonstration, .. } = lengths[first];
     let (count, measured) = (lengths.iter().filter(|&&length| !room.fits(length)).count(), lengths.len());
     Err(match room {
         PromptRoom::Completion { context, max_new_tokens } => PromptError::PromptTooLong {
@@ -334,11 +346,11 @@ pub fn check_room(
             longest: lengths.iter().map(|length| length.prompt).max().unwrap_or(0),
             is_generated: dataset.is_generated(),
         },
-        PromptRoom::Demonstration { context } => PromptError::DemonstrationTooLong {
+        PromptRoom::Demonstration { room } => PromptError::DemonstrationTooLong {
             at,
             prompt,
             demonstration,
-            context,
+            room,
             count,
             measured,
             longest: lengths.iter().map(|length| length.total()).max().unwrap_or(0),

@@ -138,6 +138,9 @@ fn schedule_table(schedule: &ScheduleSettings) -> Table {
     }
     set("priority", Value::String(name_of(&schedule.priority)));
     set("max_failures", count(schedule.max_failures));
+    if let Some(reuse) = &schedule.reuse {
+        set("reuse", Value::Table(table(reuse)));
+    }
     keys
 }
 

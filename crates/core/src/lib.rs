@@ -13,6 +13,7 @@ mod field_names;
 pub mod glossary;
 mod history;
 pub mod metric;
+mod preference;
 mod program;
 mod random;
 mod schedule;
@@ -26,6 +27,9 @@ pub use episode::{Episode, Group, RewardComponent, Rewards, Role};
 pub use error_text::{ErrorText, hints};
 pub use field_names::field_names;
 pub use history::{EarlierReasoning, History, SummarySettings};
+pub use preference::{
+    LabelledCompletion, LabelledStep, LabelledSteps, LossOn, MARGIN, PREFERENCE, Preference,
+};
 pub use program::Program;
 pub use random::{Purpose, RandomKey, RandomStream};
 pub use schedule::OnUpdate;

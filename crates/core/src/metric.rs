@@ -56,6 +56,20 @@ metrics! {
     REWARD_STD = "reward_std", "";
     /// Mean of a named reward component. The component's name follows.
     REWARD_PREFIX = prefix "reward/", "";
+    /// Mean implicit reward of chosen or desirable completions: β·Σ(lp − ref), or what the loss has instead.
+    REWARDS_CHOSEN = "rewards/chosen", "";
+    /// Mean implicit reward of rejected or undesirable completions.
+    REWARDS_REJECTED = "rewards/rejected", "";
+    /// Mean implicit reward of chosen completions minus that of rejected ones.
+    REWARDS_MARGINS = "rewards/margins", "";
+    /// Fraction of pairs whose chosen completion has the higher implicit reward.
+    REWARDS_ACCURACIES = "rewards/accuracies", "fraction";
+    /// Number that implicit rewards are compared with: z of `kto`, δ of `bco`.
+    REWARDS_ANCHOR = "rewards/anchor", "";
+    /// Mean summed log-probability of chosen or desirable completions.
+    LOGPS_CHOSEN = "logps/chosen", "nats";
+    /// Mean summed log-probability of rejected or undesirable completions.
+    LOGPS_REJECTED = "logps/rejected", "nats";
     /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
     AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
     /// Mean over episodes of a number that the environment reports. The name follows.
@@ -187,7 +201,7 @@ metrics! {
     COV_PICKED_RATIO = "cov/picked_ratio", "fraction";
     /// Mean age of the trained policy tokens: trained version minus sampling version.
     STALENESS_MEAN = "off_policy/staleness_mean", "versions";
-    /// Age of the oldest trained policy token; at most `max_staleness`.
+    /// Age of the oldest trained policy token; at most `max_staleness`, or `reuse.max_age` with reused groups.
     STALENESS_MAX = "off_policy/staleness_max", "versions";
     /// Fraction of the trained policy tokens of a given age in policy versions. The age follows.
     STALENESS_SHARE_PREFIX = prefix "off_policy/age/", "fraction";
@@ -195,6 +209,12 @@ metrics! {
     FRESH_TOKENS = "off_policy/fresh_tokens", "fraction";
     /// Mean number of policy versions that sampled an episode; above 1 if weights changed while episodes were in flight.
     VERSIONS_PER_SAMPLE = "off_policy/versions_per_sample", "versions";
+    /// Fraction of the batch's groups that were trained on in an earlier batch, with `schedule.reuse`.
+    REUSE_SHARE = "reuse/share", "fraction";
+    /// Mean age of the reused groups.
+    REUSE_AGE_MEAN = "reuse/age_mean", "versions";
+    /// Age of the oldest reused group; at most `max_age`.
+    REUSE_AGE_MAX = "reuse/age_max", "versions";
     /// Gradient norm before clipping.
     GRAD_NORM = "grad_norm", "";
     /// Gradient norm of a separate critic before clipping.

@@ -32,6 +32,8 @@ pub enum Purpose {
     Simulation = 9,
     /// Opponents that are drawn from a league.
     Opponent = 10,
+    /// Groups of earlier batches that a batch reuses.
+    Reuse = 11,
 }
 
 /// Identifies a stream.

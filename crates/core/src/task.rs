@@ -3,6 +3,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::{LabelledCompletion, LabelledSteps, Preference};
+
 /// One message of a conversation, as the chat template receives it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
@@ -51,8 +53,8 @@ pub enum PromptSource {
     Messages(Vec<ChatMessage>),
 }
 
-/// A demonstration: the target of supervised training.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A demonstration: the target of supervised training, and what the other offline methods learn from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Demonstration {
     /// A completion.
@@ -65,16 +67,35 @@ pub enum Demonstration {
     /// The assistant's messages in a conversation. A message that calls tools can be followed by their results, as messages
     /// with the role `tool`; without them the tools of the environment run. The first message is the assistant's.
     Conversation(Vec<ChatMessage>),
+    /// Two completions, of which one is preferred.
+    Preference(Box<Preference>),
+    /// A completion with a label.
+    Labelled(Box<LabelledCompletion>),
+    /// A completion in steps, each with a label.
+    Steps(LabelledSteps),
 }
 
 impl Demonstration {
     /// The texts of the policy's turns in order; a completion is a single turn. Empty for messages that the chat template
-    /// renders.
+    /// renders, and for demonstrations that contain others.
     pub fn turns(&self) -> &[String] {
         match self {
             Self::Completion(text) => std::slice::from_ref(text),
             Self::Turns(turns) => turns,
-            Self::Message(_) | Self::Conversation(_) => &[],
+            Self::Message(_)
+            | Self::Conversation(_)
+            | Self::Preference(_)
+            | Self::Labelled(_)
+            | Self::Steps(_) => &[],
+        }
+    }
+
+    /// The completions: both of a preference, the one with a label, or the demonstration itself.
+    pub fn completions(&self) -> Vec<&Self> {
+        match self {
+            Self::Preference(pair) => vec![&pair.chosen, &pair.rejected],
+            Self::Labelled(labelled) => vec![&labelled.completion],
+            other => vec![other],
         }
     }
 }
@@ -118,4 +139,20 @@ pub struct Task {
     /// with rollouts or in the journal: [`index`](Self::index) identifies the row.
     #[serde(skip)]
     pub extra: Arc<Map<String, Value>>,
+}
+
+impl Task {
+    /// The same task with another demonstration.
+    #[must_use]
+    pub fn with_demonstration(&self, demonstration: &Demonstration) -> Self {
+        let Self { index, prompt, answer, domain, extra, .. } = self;
+        Self {
+            index: *index,
+            prompt: prompt.clone(),
+            answer: answer.clone(),
+            demonstration: Some(demonstration.clone()),
+            domain: domain.clone(),
+            extra: Arc::clone(extra),
+        }
+    }
 }

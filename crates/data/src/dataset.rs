@@ -14,18 +14,28 @@ use crate::mixture::WeightedSource;
 use crate::record::ANSWER_NAMES;
 use crate::rows::Rows;
 use crate::source::Generator;
-use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, Source};
+use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, RowKind, RowRules, Source};
 
 /// One of the disjoint parts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// Demonstrations for supervised stages.
+    /// Demonstrations, pairs and labels for stages that learn from rows.
     Demonstration,
     /// Tasks for reinforcement learning.
     Train,
     /// Held-out tasks, in neither of the other splits.
     Eval,
+}
+
+impl Split {
+    /// The kind of rows of the split, unless a stage's method reads another.
+    fn usual_kind(self) -> RowKind {
+        match self {
+            Self::Demonstration => RowKind::Demonstrations,
+            Self::Train | Self::Eval => RowKind::Prompts,
+        }
+    }
 }
 
 impl fmt::Display for Split {
@@ -53,6 +63,7 @@ enum Tasks {
         rows: Rows,
         /// Setting `answer_field`.
         answer_field: Option<String>,
+        rules: RowRules,
     },
     Generated(Box<Generated>),
     Mixed(Vec<Part>),
@@ -83,15 +94,39 @@ impl Dataset {
 
     /// Opens a split as [`Dataset::open`] does, with data sets from the given hub.
     pub fn open_with(settings: &DataSettings, split: Split, seed: u64, hub: &Hub) -> Result<Self, DataError> {
+        Self::open_kind(settings, split, split.usual_kind(), seed, hub)
+    }
+
+    /// Opens a split for a stage whose method reads rows of a kind.
+    pub fn open_kind(
+        settings: &DataSettings,
+        split: Split,
+        kind: RowKind,
+        seed: u64,
+        hub: &Hub,
+    ) -> Result<Self, DataError> {
         settings.validate()?;
         let format = &settings.prompt_format;
         if let Source::Files(files) = &settings.source {
-            let rows = files.read(format, split, hub)?;
-            return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone() }, split);
+            let rows = files.read(format, (split, kind), hub)?;
+            let rules = files.rules(rows.are_texts);
+            return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone(), rules }, split);
         }
         if let Source::Mixture(sources) = &settings.source {
-            return Self::mixed(sources, split, seed, hub);
+            return Self::mixed(sources, (split, kind), seed, hub);
         }
+        let dataset = Self::generated(settings, split, seed)?;
+        let generator = settings.source.name();
+        match dataset.get(0)?.demonstration.as_ref().map(RowKind::of_demonstration) {
+            Some(found) if kind.is_offline() && found != kind => {
+                Err(DataError::GeneratorKind { generator, wanted: kind, found })
+            }
+            _ => Ok(dataset),
+        }
+    }
+
+    fn generated(settings: &DataSettings, split: Split, seed: u64) -> Result<Self, DataError> {
+        let format = &settings.prompt_format;
         let Some(generator) = settings.source.generator(split, seed)? else {
             return Err(DataError::EmptySplit { split });
         };
@@ -99,11 +134,16 @@ impl Dataset {
         Self::new(Tasks::Generated(Box::new(Generated { generator, format: format.clone(), domain })), split)
     }
 
-    fn mixed(sources: &[WeightedSource], split: Split, seed: u64, hub: &Hub) -> Result<Self, DataError> {
+    fn mixed(
+        sources: &[WeightedSource],
+        (split, kind): (Split, RowKind),
+        seed: u64,
+        hub: &Hub,
+    ) -> Result<Self, DataError> {
         let mut parts = Vec::with_capacity(sources.len());
         let mut first_index = 0;
         for source in sources {
-            let dataset = Self::open_with(&source.data, split, seed, hub)?;
+            let dataset = Self::open_kind(&source.data, split, kind, seed, hub)?;
             let indices = dataset.index_bound();
             parts.push(Part { weight: source.weight, first_index, dataset });
             first_index += indices;
@@ -185,6 +225,17 @@ impl Dataset {
                 let Some(part) = part else { return Ok(None) };
                 let found = part.dataset.find(index - part.first_index)?;
                 Ok(found.map(|task| Task { index, ..task }))
+            }
+        }
+    }
+
+    /// How the task at a position becomes tokens in a stage that learns from rows.
+    pub fn rules(&self, position: u64) -> RowRules {
+        match &self.tasks {
+            Tasks::Rows { rules, .. } => *rules,
+            Tasks::Generated(_) => RowRules::default(),
+            Tasks::Mixed(parts) => {
+                part_of(parts, position).map_or_else(RowRules::default, |(part, own)| part.dataset.rules(own))
             }
         }
     }
@@ -290,7 +341,7 @@ impl Dataset {
         if let Tasks::Mixed(parts) = &self.tasks {
             return parts.iter().try_for_each(|part| part.dataset.check_answers(&reader));
         }
-        let Tasks::Rows { rows, answer_field } = &self.tasks else { return Ok(()) };
+        let Tasks::Rows { rows, answer_field, .. } = &self.tasks else { return Ok(()) };
         let mut missing = (0..).zip(&rows.tasks).filter(|(_, task)| task.answer.is_empty());
         let Some((position, reader)) =
             missing.find_map(|(position, task)| Some((position, reader(&task.domain)?)))

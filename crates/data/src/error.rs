@@ -6,7 +6,7 @@ use rloom_core::{SettingError, SettingProblem};
 use rloom_hub::HubError;
 use serde_json::Value;
 
-use crate::{SizeProblem, Split};
+use crate::{RowKind, SizeProblem, Split};
 
 /// Place of a task in its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,6 +147,46 @@ pub enum DataError {
         found: Vec<String>,
         /// The setting that names the field.
         setting: &'static str,
+    },
+    /// Rows for methods of another kind.
+    #[error(
+        "{at}: the stage's method learns from {wanted}, but the row has the fields of {found}; use a method that learns from \
+         these, or other data"
+    )]
+    OtherKind {
+        /// The row.
+        at: Location,
+        /// What the method learns from.
+        wanted: RowKind,
+        /// What the row has.
+        found: RowKind,
+    },
+    /// A generator for methods of another kind.
+    #[error(
+        "the stage's method learns from {wanted}, but the generator `{generator}` has {found}; use a method that learns from \
+         these, or other data"
+    )]
+    GeneratorKind {
+        /// The generator.
+        generator: &'static str,
+        /// What the method learns from.
+        wanted: RowKind,
+        /// What the generator has.
+        found: RowKind,
+    },
+    /// Texts and prompts in the files of one source.
+    #[error(
+        "{at}: the row has {}, but the first row ({first}) has {}; give each type a source of its own in `sources`",
+        type_name(!are_texts),
+        type_name(*are_texts)
+    )]
+    MixedTypes {
+        /// The row.
+        at: Location,
+        /// The first row of the source.
+        first: Location,
+        /// True if the first row is a text.
+        are_texts: bool,
     },
     /// A field that the settings name and no row has.
     #[error(
@@ -353,6 +393,44 @@ pub enum FieldProblem {
     #[error("has more than text, but the prompt is not a conversation")]
     #[diagnostic(help("write the prompt as a list of messages, or set `chat = true`"))]
     MessageForText,
+    /// A prompt that ends with the assistant's message, in a row with completions of its own.
+    #[error(
+        "ends with a message of the assistant, but the completions are in other fields; end it with the user's message"
+    )]
+    AnsweredPrompt,
+    /// Two equal texts without a prompt.
+    #[error(
+        "is the same text as the chosen one, so that their prompt is unknown; give the prompt a field of its own"
+    )]
+    SameTexts,
+    /// Two completions without a prompt and without a common beginning.
+    #[error(
+        "does not begin as the chosen one does, so that there is no prompt; give the prompt a field of its own"
+    )]
+    NoCommonPrompt,
+    /// A completion without a step.
+    #[error("contains no steps")]
+    NoSteps,
+    /// Labels whose number is not that of the steps.
+    #[error("has {labels} labels for {steps} steps")]
+    StepLabels {
+        /// Number of labels.
+        labels: usize,
+        /// Number of steps.
+        steps: usize,
+    },
+    /// A number that is no label.
+    #[error("must be true or false (1 or 0), but is {value}")]
+    NotALabel {
+        /// The number.
+        value: String,
+    },
+    /// A text that is learned as a whole, together with the format of prompts.
+    #[error("is learned as a whole, but `template`, `system` and `chat` are for prompts; remove them")]
+    FormatForText,
+    /// A plain prompt, where the messages of the assistant carry loss.
+    #[error("is no conversation, but `loss_on = \"assistant\"` is for conversations; remove it")]
+    NotAConversation,
     /// A conversation, together with a template for plain prompts.
     #[error("is a conversation, but `template` is for plain prompts")]
     #[diagnostic(help("remove `template`"))]
@@ -438,6 +516,10 @@ fn without_line(error: &serde_json::Error) -> String {
 fn without_prefix(error: &ParquetError) -> String {
     let text = error.to_string();
     text.strip_prefix("Parquet error: ").unwrap_or(&text).to_owned()
+}
+
+fn type_name(is_text: bool) -> &'static str {
+    if is_text { "a text that is learned as a whole" } else { "a prompt" }
 }
 
 fn quoted(names: &[String], separator: &str) -> String {

@@ -1,6 +1,8 @@
 use std::path::{Path, PathBuf};
 
-use rloom_core::{Content, PromptSource, Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange};
+use rloom_core::{
+    Content, LossOn, PromptSource, Purpose, RandomKey, RandomStream, SettingProblem, Task, ValueRange,
+};
 use rloom_hub::{DefaultSplit, Hub};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,15 +12,16 @@ use crate::paths::FORMATS;
 use crate::record::FieldMapping;
 use crate::rows::{NamedFields, Rows};
 use crate::{
-    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, Split, jsonl, parquet_file,
+    DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, RowKind, RowRules, Split,
+    TooLong, jsonl, parquet_file,
 };
 
 /// Tasks from files.
 ///
 /// Fields without a setting are detected by common names in the first row of each file: the prompt as `prompt`,
 /// `question` or `messages`, the answer as `answer` or `solution`, a demonstration as `demonstration` or `completion`.
-/// Every row must have a prompt, and a demonstration in supervised stages. Fields that are not read reach rewards as
-/// `extra`.
+/// Every row must have a prompt, and what the stage's method learns from: a demonstration, a preference pair, a completion
+/// with a label, or steps with labels. Fields that are not read reach rewards as `extra`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
@@ -53,6 +56,40 @@ pub struct FileSettings {
     /// messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub demonstration_field: Option<String>,
+    /// Field with a text that supervised stages learn as a whole, instead of a prompt and a demonstration. Found as `text`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text_field: Option<String>,
+    /// Field with the preferred completion of a pair: text or a list of messages. Found as `chosen`. Without a prompt in the
+    /// row, the prompt is what the chosen and the rejected text or conversation begin with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen_field: Option<String>,
+    /// Field with the other completion of a pair. Found as `rejected`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected_field: Option<String>,
+    /// Field with the margin of a pair: a number, by how much the chosen completion is better. Found as `margin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin_field: Option<String>,
+    /// Field with the label of a completion: true if it is desirable. Found as `label`; the completion is the demonstration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_field: Option<String>,
+    /// Field with the steps of a completion: a list of texts. Found as `completions` or `steps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps_field: Option<String>,
+    /// Field with the labels of the steps: a list, true for a correct step. Found as `labels`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_labels_field: Option<String>,
+    /// Text after each step.
+    #[serde(default = "default_step_separator")]
+    pub step_separator: String,
+    /// Tokens that carry loss in supervised stages. Default: `completion`, and `all` for rows that are learned as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_on: Option<LossOn>,
+    /// Maximum number of tokens of a row in stages that learn from rows. Default: the context of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
+    /// Treatment of rows with more tokens, in stages that learn from rows.
+    #[serde(default)]
+    pub too_long: TooLong,
     /// Field with the domain of a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain_field: Option<String>,
@@ -67,6 +104,10 @@ pub struct FileSettings {
 
 fn default_domain() -> String {
     "default".into()
+}
+
+fn default_step_separator() -> String {
+    "\n".into()
 }
 
 fn default_marker() -> String {
@@ -86,6 +127,17 @@ impl FileSettings {
             messages_field: None,
             answer_field: None,
             demonstration_field: None,
+            text_field: None,
+            chosen_field: None,
+            rejected_field: None,
+            margin_field: None,
+            label_field: None,
+            steps_field: None,
+            step_labels_field: None,
+            step_separator: default_step_separator(),
+            loss_on: None,
+            max_tokens: None,
+            too_long: TooLong::default(),
             domain_field: None,
             domain: default_domain(),
             answer_marker: default_marker(),
@@ -107,12 +159,24 @@ impl FileSettings {
             ("eval_rows", self.eval_rows),
             ("limit", self.limit),
             ("max_prompt_tokens", self.max_prompt_tokens),
+            ("max_tokens", self.max_tokens),
         ];
         for (key, value) in counts {
             value.map_or(Ok(()), |value| ValueRange::at_least(1.0).check(key, value as f64))?;
         }
         if self.prompt_field.is_some() && self.messages_field.is_some() {
             return Err(SettingProblem::Conflict { other: "prompt_field" }.at("messages_field").into());
+        }
+        let with_text = [
+            ("prompt_field", self.prompt_field.is_some()),
+            ("messages_field", self.messages_field.is_some()),
+            ("demonstration_field", self.demonstration_field.is_some()),
+        ];
+        if let Some((other, _)) = with_text.iter().find(|(_, is_set)| self.text_field.is_some() && *is_set) {
+            return Err(SettingProblem::Conflict { other }.at("text_field").into());
+        }
+        if self.text_field.is_some() {
+            self.check_text_loss()?;
         }
         Ok(())
     }
@@ -141,17 +205,43 @@ impl FileSettings {
         }
     }
 
+    /// A text that is learned as a whole has no completion and no messages.
+    fn check_text_loss(&self) -> Result<(), DataError> {
+        let value = match self.loss_on {
+            None | Some(LossOn::All) => return Ok(()),
+            Some(LossOn::Completion) => "completion",
+            Some(LossOn::Assistant) => "assistant",
+        };
+        let (value, expected) = (value.to_owned(), "`all` for rows that are texts");
+        Err(SettingProblem::Invalid { value, expected }.at("loss_on").into())
+    }
+
+    /// How rows become tokens. `are_texts`: they are learned as a whole.
+    pub(crate) fn rules(&self, are_texts: bool) -> RowRules {
+        let usual = if are_texts { LossOn::All } else { LossOn::Completion };
+        RowRules {
+            loss_on: self.loss_on.unwrap_or(usual),
+            too_long: self.too_long,
+            max_tokens: self.max_tokens,
+        }
+    }
+
     /// Reads the rows of one split.
-    pub(crate) fn read(&self, format: &PromptFormat, split: Split, hub: &Hub) -> Result<Rows, DataError> {
+    pub(crate) fn read(
+        &self,
+        format: &PromptFormat,
+        (split, kind): (Split, RowKind),
+        hub: &Hub,
+    ) -> Result<Rows, DataError> {
         let train_files = || list_files(&self.path, hub, TRAIN_SPLIT);
         match (split, &self.eval_path, self.eval_rows) {
             (Split::Eval, Some(paths), _) => {
-                self.read_files(list_files(paths, hub, EVAL_SPLIT)?, format, split, None)
+                self.read_files(list_files(paths, hub, EVAL_SPLIT)?, format, kind, None)
             }
             (Split::Eval, None, None) => Err(DataError::NoHeldOut),
-            (_, _, None) => self.read_files(train_files()?, format, split, self.limit),
+            (_, _, None) => self.read_files(train_files()?, format, kind, self.limit),
             (_, _, Some(wanted)) => {
-                let mut all = self.read_files(train_files()?, format, split, self.limit)?;
+                let mut all = self.read_files(train_files()?, format, kind, self.limit)?;
                 let held_out = hold_out(&all.tasks, wanted)?;
                 all.retain(|row| held_out[row] == (split == Split::Eval));
                 Ok(all)
@@ -163,12 +253,12 @@ impl FileSettings {
         &self,
         files: Vec<PathBuf>,
         format: &PromptFormat,
-        split: Split,
+        kind: RowKind,
         limit: Option<u64>,
     ) -> Result<Rows, DataError> {
         let limit = limit.unwrap_or(u64::MAX);
         let mut rows = Rows::default();
-        let mut named = NamedFields::new(self);
+        let mut named = NamedFields::new(self, kind);
         for file in files {
             if rows.tasks.len() as u64 >= limit {
                 break;
@@ -178,7 +268,7 @@ impl FileSettings {
             read_rows(&file, &mut |at, row| {
                 let mapping = match &mapping {
                     Some(mapping) => mapping,
-                    None => mapping.insert(FieldMapping::detect(self, &row, &at, split)?),
+                    None => mapping.insert(self.mapping(&row, &at, kind, &mut rows)?),
                 };
                 named.see(&row);
                 let task = mapping.task(rows.tasks.len() as u64, row, &at, format)?;
@@ -191,6 +281,31 @@ impl FileSettings {
         }
         named.check(&rows)?;
         Ok(rows)
+    }
+
+    /// The mapping of a file's fields, from its first row. All files have either texts that are learned as a whole, or
+    /// prompts.
+    fn mapping(
+        &self,
+        first: &Map<String, Value>,
+        at: &Location,
+        kind: RowKind,
+        rows: &mut Rows,
+    ) -> Result<FieldMapping, DataError> {
+        let mapping = FieldMapping::detect(self, first, at, kind)?;
+        if rows.tasks.is_empty() {
+            rows.are_texts = mapping.is_text();
+        } else if rows.are_texts != mapping.is_text() {
+            return Err(DataError::MixedTypes {
+                at: at.clone(),
+                first: rows.location(0),
+                are_texts: rows.are_texts,
+            });
+        }
+        if rows.are_texts {
+            self.check_text_loss()?;
+        }
+        Ok(mapping)
     }
 }
 

@@ -21,9 +21,12 @@ mod paths;
 mod permutation;
 mod prompt_format;
 mod record;
+mod row_kind;
+mod row_rules;
 mod rows;
 mod settings;
 mod source;
+mod targets;
 
 pub use cursor::{
     Cursor, CursorChange, CursorError, CursorFingerprint, CursorItem, Order, SourceFingerprint,
@@ -42,6 +45,8 @@ pub use mixture::WeightedSource;
 pub use parquet_file::SizeProblem;
 pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
+pub use row_kind::RowKind;
+pub use row_rules::{RowRules, TooLong};
 pub use settings::DataSettings;
 pub use source::Source;
 

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use rloom_core::Task;
 use serde_json::{Map, Value};
 
-use crate::{DataError, FileSettings, Location};
+use crate::{DataError, FileSettings, Location, RowKind};
 
 /// Tasks of rows, with the rows' places.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rows {
     pub(crate) tasks: Vec<Task>,
+    /// True if the rows are texts that are learned as a whole.
+    pub(crate) are_texts: bool,
     places: Vec<Place>,
     files: Vec<Arc<PathBuf>>,
 }
@@ -64,11 +66,14 @@ pub(crate) struct NamedFields<'s> {
 }
 
 impl<'s> NamedFields<'s> {
-    pub(crate) fn new(settings: &'s FileSettings) -> Self {
-        let named = [
+    pub(crate) fn new(settings: &'s FileSettings, kind: RowKind) -> Self {
+        let mut named = vec![
             ("answer_field", &settings.answer_field),
             ("demonstration_field", &settings.demonstration_field),
         ];
+        if kind == RowKind::Pairs {
+            named = vec![("margin_field", &settings.margin_field)];
+        }
         let named = named.into_iter().filter_map(|(setting, name)| Some((setting, name.as_deref()?, false)));
         Self { wanted: named.collect(), found: Vec::new() }
     }

@@ -1,3 +1,4 @@
+use rloom_core::LossOn;
 use rloom_hub::Hub;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{DeserializeOwned, Error};
@@ -9,7 +10,7 @@ use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
     DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
-    Source, Split, Style, Wording,
+    Source, Split, Style, TooLong, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -131,6 +132,17 @@ pub(crate) struct Keys {
     messages_field: Option<String>,
     answer_field: Option<String>,
     demonstration_field: Option<String>,
+    text_field: Option<String>,
+    chosen_field: Option<String>,
+    rejected_field: Option<String>,
+    margin_field: Option<String>,
+    label_field: Option<String>,
+    steps_field: Option<String>,
+    step_labels_field: Option<String>,
+    step_separator: Option<String>,
+    loss_on: Option<LossOn>,
+    max_tokens: Option<u64>,
+    too_long: Option<TooLong>,
     domain_field: Option<String>,
     domain: Option<String>,
     answer_marker: Option<String>,

@@ -5,10 +5,12 @@
 //! bitwise identical to the one that training computes for it. Weights pass from one to the other as a shared handle on
 //! a [`Model`](rloom_model::Model); nothing is copied.
 
+mod lora;
 mod publish;
 mod rollout;
 mod train;
 
+pub use lora::{adapted, lora_config};
 pub use publish::{digest, model_of, publish_model};
 pub use rollout::{EmbeddedRolloutEngine, Prediction, SampleScratch, Sampler, cache_shape};
 pub use train::{EmbeddedTrainEngine, model_checkpointing};

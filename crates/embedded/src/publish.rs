@@ -31,10 +31,10 @@ pub fn model_of(published: &PublishedPolicy) -> Option<Arc<Model>> {
     }
 }
 
-/// Digest of the parameters: equal weights have equal digests.
+/// Digest of the parameters that are trained: equal weights have equal digests.
 pub fn digest(model: &Model) -> u64 {
     let mut digest = WeightDigest::default();
-    for (_, values) in model.named_tensors() {
+    for (_, values) in model.trained_tensors() {
         digest.update(values);
     }
     digest.value()

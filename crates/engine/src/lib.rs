@@ -36,8 +36,8 @@ pub use rollout::{
 };
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,
-    EmbeddedSettings, EngineCause, Feature, LossReport, MegatronSettings, OptimStep, PackError, PackedBatch,
-    ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SavedFile, StepReport, TorchSettings,
-    TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack,
-    pack_unshared,
+    EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
+    OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SavedFile,
+    StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings,
+    TrainWork, Which, pack, pack_unshared,
 };

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{RandomKey, SettingError, SettingProblem, Task, ValueRange};
+use rloom_core::{Program, RandomKey, SettingError, SettingProblem, Task, ValueRange};
 use rloom_function::Host;
+use rloom_sandbox::Sandbox;
 use rloom_text::Tokenizer;
 use rloom_text::calls::CallFormat;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::agent_sandbox::AgentSandbox;
 use crate::keys::keys;
 use crate::settings::Kind;
 use crate::{BoxFuture, EnvError, Environment, EnvironmentUnusable, SingleTurn, Start};
@@ -29,6 +31,9 @@ pub struct AgentEnvironment {
     /// Working folder of `command`. Default: that in which the run was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<PathBuf>,
+    /// Starts `command` in a sandbox, in a working folder of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<AgentSandbox>,
     /// Port on this machine for agents that lease; 0 takes one that is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
@@ -69,6 +74,7 @@ keys!(AgentEnvironment {
     command: Vec<String>,
     lease: bool,
     cwd: Option<PathBuf>,
+    sandbox: Option<AgentSandbox>,
     port: Option<u16>,
     timeout_seconds: f64,
     lease_seconds: Option<f64>,
@@ -88,6 +94,7 @@ impl Default for AgentEnvironment {
             command: Vec::new(),
             lease: false,
             cwd: None,
+            sandbox: None,
             port: None,
             timeout_seconds: 600.0,
             lease_seconds: None,
@@ -133,7 +140,14 @@ impl AgentEnvironment {
         if let Some((key, _)) = of_leases.iter().find(|(_, is_set)| *is_set && !self.lease) {
             return Err(SettingProblem::Unused { other: "lease", value: "true" }.at(key));
         }
-        let of_commands = [("cwd", self.cwd.is_some()), ("keep_logs", self.keep_logs.is_some())];
+        if self.sandbox.is_some() && self.cwd.is_some() {
+            return Err(SettingProblem::Conflict { other: "sandbox" }.at("cwd"));
+        }
+        let of_commands = [
+            ("cwd", self.cwd.is_some()),
+            ("keep_logs", self.keep_logs.is_some()),
+            ("sandbox", self.sandbox.is_some()),
+        ];
         if let Some((key, _)) = of_commands.iter().find(|(_, is_set)| *is_set && self.lease) {
             return Err(SettingProblem::Conflict { other: "lease" }.at(key));
         }
@@ -144,6 +158,7 @@ impl AgentEnvironment {
 impl Kind for AgentEnvironment {
     fn validate(&self) -> Result<(), SettingError> {
         self.validate_mode()?;
+        self.sandbox.as_ref().map_or(Ok(()), AgentSandbox::validate)?;
         ValueRange::between(1.0, 604_800.0).check("timeout_seconds", self.timeout_seconds)?;
         ValueRange::between(1.0, 604_800.0).check("lease_seconds", self.lease_seconds.unwrap_or(1.0))?;
         ValueRange::between(1.0, 100.0).check("attempts", self.attempts.into())?;
@@ -170,6 +185,9 @@ impl Kind for AgentEnvironment {
     }
 
     fn make_absolute(&mut self) {
+        if let Some(sandbox) = &mut self.sandbox {
+            return sandbox.make_absolute();
+        }
         if self.lease {
             return;
         }
@@ -180,6 +198,12 @@ impl Kind for AgentEnvironment {
     }
 
     fn check(&self, _: Option<Arc<dyn Host>>) -> Result<(), EnvironmentUnusable> {
+        if let Some(sandbox) = &self.sandbox {
+            if let Some(file) = sandbox.missing_file() {
+                return Err(EnvironmentUnusable::AgentFile { file: file.to_owned() });
+            }
+            return Ok(Sandbox::detect(&Program::current(), sandbox.tier).map(drop)?);
+        }
         match self.command.first() {
             Some(program) if !is_program(program, self.cwd.as_deref()) => {
                 Err(EnvironmentUnusable::Agent { program: program.clone() })
@@ -243,6 +267,8 @@ mod tests {
         assert_eq!(check(r#"{"kind": "agent", "command": ["sh"]}"#), None);
         assert_eq!(check(r#"{"kind": "agent", "command": ["./sh"], "cwd": "/bin"}"#), None);
         assert_eq!(check(r#"{"kind": "agent", "lease": true}"#), None);
+        let message = check(r#"{"kind": "agent", "command": ["sh"], "sandbox": {"files": ["no-such.py"]}}"#);
+        assert_eq!(message.unwrap_or_default(), "`environment`: there is no file no-such.py");
         let message = check(r#"{"kind": "agent", "command": ["no-such-agent"]}"#).unwrap_or_default();
         assert_eq!(message, "`environment`: there is no program `no-such-agent`");
     }
@@ -258,6 +284,14 @@ mod tests {
             (r#"{"kind": "agent", "command": ["true"], "lease_seconds": 5}"#, "lease_seconds"),
             (r#"{"kind": "agent", "lease": true, "keep_logs": 1}"#, "keep_logs"),
             (r#"{"kind": "agent", "lease": true, "cwd": "."}"#, "cwd"),
+            (r#"{"kind": "agent", "lease": true, "sandbox": {}}"#, "sandbox"),
+            (r#"{"kind": "agent", "command": ["true"], "cwd": ".", "sandbox": {}}"#, "cwd"),
+            (r#"{"kind": "agent", "command": ["true"], "sandbox": {"memory_mib": 1}}"#, "sandbox.memory_mib"),
+            (
+                r#"{"kind": "agent", "command": ["true"], "sandbox": {"files": ["a/x", "b/x"]}}"#,
+                "sandbox.files",
+            ),
+            (r#"{"kind": "agent", "command": ["true"], "sandbox": {"files": [".."]}}"#, "sandbox.files"),
             (r#"{"kind": "agent", "command": ["true"], "attempts": 0}"#, "attempts"),
             (r#"{"kind": "agent", "command": ["true"], "max_tokens": 0}"#, "max_tokens"),
         ] {

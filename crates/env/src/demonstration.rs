@@ -84,7 +84,7 @@ pub fn demonstration_length(tokenizer: &Tokenizer, task: &Task) -> Result<usize,
 
 /// Tokens of a turn, which ends with an end-of-text token; `None` if the tokenizer has no such token. Templates often write
 /// more text after it, which the policy would not sample.
-fn turn_tokens(tokenizer: &Tokenizer, text: &str) -> Result<Option<Vec<u32>>, TextError> {
+pub(crate) fn turn_tokens(tokenizer: &Tokenizer, text: &str) -> Result<Option<Vec<u32>>, TextError> {
     let mut tokens = tokenizer.encode(text, false)?;
     let ends = tokenizer.eos_ids();
     match tokens.iter().rposition(|token| ends.contains(token)) {

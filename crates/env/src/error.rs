@@ -32,6 +32,19 @@ pub enum EnvError {
         /// Maximum number of tokens.
         context: usize,
     },
+    /// A row that does not fit and is not to be cut, or cannot be.
+    #[error(
+        "the row of task {task} has {tokens} tokens, but only {limit} fit; set `too_long` to drop or cut such rows, or use a \
+         model with a longer context"
+    )]
+    RowTooLong {
+        /// Index of the task in its dataset.
+        task: u64,
+        /// Tokens of the row.
+        tokens: usize,
+        /// Most tokens that fit.
+        limit: usize,
+    },
     /// A task without a demonstration in a supervised stage.
     #[error("task {task} has no demonstration")]
     #[diagnostic(help("name the field with it in `demonstration_field`"))]

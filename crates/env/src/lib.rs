@@ -22,6 +22,7 @@
 //! taken now, and a [`Playthrough`] assembles the segments of all agents. An environment is a world of one agent ([`Solo`]).
 
 mod agent;
+mod agent_sandbox;
 mod agent_segments;
 mod attempt;
 pub mod conformance;
@@ -34,6 +35,7 @@ mod graphs;
 mod guess;
 mod history;
 mod keys;
+mod offline;
 mod playthrough;
 mod prompts;
 mod python;
@@ -48,6 +50,7 @@ mod unrendered;
 mod world;
 
 pub use agent::{Agent, AgentEnvironment};
+pub use agent_sandbox::AgentSandbox;
 pub use agent_segments::AgentSegments;
 pub use attempt::{Attempt, Progress, RecordedResponse, Turn};
 pub use demonstration::{demonstrate, demonstration_length};
@@ -62,6 +65,7 @@ pub use games::{
 };
 pub use graphs::{ChainSettings, ConversationSettings, DebateConclusion, DebateSettings, MixtureSettings};
 pub use guess::{Guess, GuessSettings};
+pub use offline::{RowLength, read_row, row_length};
 pub use playthrough::{FinishedEpisode, Playthrough};
 pub use python::PythonPlays;
 pub use render::render_prompt;

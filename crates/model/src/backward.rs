@@ -7,12 +7,14 @@
 
 use rloom_ops::{self as ops, Buf, Ctx, Element, Rotation, Segments};
 
+use crate::adapter::{LayerGradients, Projection};
 use crate::buf_pool::PooledBuf;
 use crate::forward::{Activations, Forward, LayerActivations, SavedActivations};
 use crate::layer::Layer;
-use crate::packed::{PackedSet, PackedWeights};
+use crate::packed::{PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
-use crate::tensors::{LayerTensors, TensorSet};
+use crate::tensors::LayerTensors;
+use crate::trained::TrainedSet;
 use crate::{BatchError, Gradients, Model, ScoreGrads};
 
 /// The batch of a forward pass, without its activations.
@@ -42,10 +44,10 @@ impl Model {
         let set = &mut grads.set;
         let computed = saved.dtype();
         match (self.packed(ctx), saved) {
-            (PackedWeights::F32(packed), SavedActivations::F32(saved)) => {
+            (PackedForm::F32(packed), SavedActivations::F32(saved)) => {
                 self.backward_in(ctx, packed, &batch, saved, d_scores, set)
             }
-            (PackedWeights::Bf16(packed), SavedActivations::Bf16(saved)) => {
+            (PackedForm::Bf16(packed), SavedActivations::Bf16(saved)) => {
                 self.backward_in(ctx, packed, &batch, saved, d_scores, set)
             }
             _ => Err(BatchError::Dtype { forward: computed.name(), model: self.config().dtype.name() }),
@@ -55,11 +57,11 @@ impl Model {
     fn backward_in<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         batch: &Batch,
         saved: Activations<E>,
         d_scores: &ScoreGrads<'_>,
-        grads: &mut TensorSet,
+        grads: &mut TrainedSet,
     ) -> Result<(), BatchError> {
         let Activations { mut layers, heads } = saved;
         d_scores.check(self.config().output_heads, heads.rows.len())?;
@@ -70,12 +72,22 @@ impl Model {
         let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
         let pass = Pass::new(self, ctx, packed, &batch.positions, segments);
         let mut dx = pass.take(d);
-        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, grads);
+        let mut full = match grads {
+            TrainedSet::Full(set) => Some(set),
+            TrainedSet::Adapter(_) => None,
+        };
+        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, full.as_deref_mut());
         while let Some(saved) = layers.pop() {
             let index = layers.len();
-            pass.layer_backward(index, saved, &mut dx, &mut grads.layers[index]);
+            let grads = match grads {
+                TrainedSet::Full(set) => LayerGradients::Full(&mut set.layers[index]),
+                TrainedSet::Adapter(set) => LayerGradients::Adapter(&mut set.layers[index]),
+            };
+            pass.layer_backward(index, saved, &mut dx, grads);
         }
-        ops::embedding_backward(ctx, &mut grads.embedding, &dx, &batch.tokens, d);
+        if let TrainedSet::Full(set) = grads {
+            ops::embedding_backward(ctx, &mut set.embedding, &dx, &batch.tokens, d);
+        }
         Ok(())
     }
 }
@@ -87,7 +99,7 @@ impl<E: Element> Pass<'_, E> {
         index: usize,
         saved: LayerActivations<E>,
         dx: &mut Buf,
-        grads: &mut LayerTensors,
+        mut grads: LayerGradients<'_>,
     ) {
         let layer = self.layer(index);
         let LayerActivations { x, mut attention, mlp } = saved;
@@ -98,9 +110,9 @@ impl<E: Element> Pass<'_, E> {
             self.hidden(layer, &mid, Some(&mut gate_up));
             MlpActivations { mid, gate_up }
         });
-        self.mlp_backward(layer, mlp, dx, grads);
+        self.mlp_backward(layer, mlp, dx, &mut grads);
         let attention = attention.unwrap_or_else(|| self.attend(layer, &x));
-        self.attention_backward(layer, &x, attention, dx, grads);
+        self.attention_backward(layer, &x, attention, dx, &mut grads);
     }
 
     /// Backward pass of `mid + silu(gate)·up · Wd`: replaces the derivative with respect to the layer's output in `dx`
@@ -110,25 +122,28 @@ impl<E: Element> Pass<'_, E> {
         layer: Layer<'_, E>,
         saved: MlpActivations<E>,
         dx: &mut Buf,
-        grads: &mut LayerTensors,
+        grads: &mut LayerGradients<'_>,
     ) {
         let (ctx, t) = (self.ctx, self.tokens());
         let (d, f) = (layer.config.hidden_size, layer.config.intermediate_size);
-        let weights = layer.weights;
         let MlpActivations { mid, mut gate_up } = saved;
 
         let mut hidden = self.take(f);
-        ops::linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, dx, t, &weights.down, d, f);
+        let du = self.low_rank_backward(layer, Projection::Down, dx);
+        let down = layer.weight_rows(Projection::Down, du.as_deref());
+        ops::linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, dx, t, down, d, f);
         let d_gate_up = gate_up;
-        ops::linear_backward_weight::<E, _>(ctx, &mut grads.down, dx, &hidden, t, d, f);
-        drop(hidden);
+        self.weight_backward(layer, Projection::Down, grads, (dx, du.as_deref()), &hidden);
+        drop((hidden, du));
 
         let (normed, rstd) = self.mlp_norm(layer, &mid);
-        ops::linear_backward_weight::<E, _>(ctx, &mut grads.gate_up, &d_gate_up, &normed, t, 2 * f, d);
+        let du = self.low_rank_backward(layer, Projection::GateUp, &d_gate_up);
+        let dy = (&*d_gate_up, du.as_deref());
+        self.weight_backward(layer, Projection::GateUp, grads, dy, &normed);
         drop(normed);
         let mut d_normed = self.take(d);
-        self.input_backward(&mut d_normed, &d_gate_up, &weights.gate_up, [2 * f, d]);
-        let (w, dw) = (&weights.mlp_norm, &mut grads.mlp_norm);
+        self.input_backward(layer, Projection::GateUp, &mut d_normed, dy);
+        let (w, dw) = (&layer.weights.mlp_norm, grads.full().map(|grads| &mut grads.mlp_norm));
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, &mid, w, &rstd, t, d, true);
     }
 
@@ -140,36 +155,32 @@ impl<E: Element> Pass<'_, E> {
         x: &Buf,
         saved: AttentionActivations<E>,
         dx: &mut Buf,
-        grads: &mut LayerTensors,
+        grads: &mut LayerGradients<'_>,
     ) {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (d, he, ge) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let weights = layer.weights;
-
-        ops::linear_backward_weight::<E, _>(ctx, &mut grads.o, dx, &saved.attended, t, d, he);
-        if let Some(d_bias) = &mut grads.o_bias {
+        let du = self.low_rank_backward(layer, Projection::Output, dx);
+        self.weight_backward(layer, Projection::Output, grads, (dx, du.as_deref()), &saved.attended);
+        if let Some(d_bias) = grads.full().and_then(|grads| grads.o_bias.as_mut()) {
             ops::bias_backward(ctx, d_bias, dx, t, d);
         }
         let mut d_attended = self.take(he);
-        self.input_backward(&mut d_attended, dx, &weights.o, [d, he]);
+        self.input_backward(layer, Projection::Output, &mut d_attended, (dx, du.as_deref()));
+        drop(du);
 
-        let d_qkv = self.attention_inner(layer, saved, d_attended, grads);
-        let n = he + 2 * ge;
-        if let Some(d_bias) = &mut grads.qkv_bias {
-            ops::bias_backward(ctx, d_bias, &d_qkv, t, n);
+        let d_qkv = self.attention_inner(layer, saved, d_attended, grads.full());
+        if let Some(d_bias) = grads.full().and_then(|grads| grads.qkv_bias.as_mut()) {
+            ops::bias_backward(ctx, d_bias, &d_qkv, t, he + 2 * ge);
         }
         let (normed, rstd) = self.attention_norm(layer, x);
-        ops::linear_backward_weight::<E, _>(ctx, &mut grads.qkv, &d_qkv, &normed, t, n, d);
+        let du = self.low_rank_backward(layer, Projection::Qkv, &d_qkv);
+        let dy = (&*d_qkv, du.as_deref());
+        self.weight_backward(layer, Projection::Qkv, grads, dy, &normed);
         drop(normed);
         let mut d_normed = self.take(d);
-        self.input_backward(&mut d_normed, &d_qkv, &weights.qkv, [n, d]);
-        let (w, dw) = (&weights.attention_norm, &mut grads.attention_norm);
+        self.input_backward(layer, Projection::Qkv, &mut d_normed, dy);
+        let (w, dw) = (&layer.weights.attention_norm, grads.full().map(|grads| &mut grads.attention_norm));
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, x, w, &rstd, t, d, true);
-    }
-
-    /// `dx = dy · W` for a weight `[n, k]`.
-    fn input_backward<A: Element>(&self, dx: &mut Buf, dy: &Buf<A>, w: &Buf, [n, k]: [usize; 2]) {
-        ops::linear_backward_input::<E, A, f32>(self.ctx, dx, dy, self.tokens(), w, n, k, false);
     }
 
     /// Backward pass of attention, rotary embedding and QK-norm; returns the derivative with respect to the
@@ -179,7 +190,7 @@ impl<E: Element> Pass<'_, E> {
         layer: Layer<'_, E>,
         saved: AttentionActivations<E>,
         d_attended: PooledBuf,
-        grads: &mut LayerTensors,
+        grads: Option<&mut LayerTensors>,
     ) -> PooledBuf<E> {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (heads, kv_heads, e) = (c.heads, c.kv_heads, c.head_dim);
@@ -204,8 +215,7 @@ impl<E: Element> Pass<'_, E> {
             self.segments,
         );
         drop((attended, lse));
-        let norms = layer.weights.qk_norm.as_ref().zip(grads.qk_norm.as_mut());
-        let Some((([wq, wk], [dwq, dwk]), rotated)) = norms.zip(rotated) else {
+        let Some(([wq, wk], rotated)) = layer.weights.qk_norm.as_ref().zip(rotated) else {
             drop((q, k, v, d_attended));
             let mut d_qkv = self.take(he + 2 * ge);
             ops::heads_backward(ctx, &mut d_qkv, [&dq, &dk, &dv], t, shape, Some(self.rotation()));
@@ -216,6 +226,10 @@ impl<E: Element> Pass<'_, E> {
         ops::rope_backward(ctx, &mut dk, positions, kv_heads, table);
         let (mut dq_in, mut dk_in) = (d_attended, self.take(ge));
         let (rows_q, rows_k) = (t * heads, t * kv_heads);
+        let [dwq, dwk] = match grads.and_then(|grads| grads.qk_norm.as_mut()) {
+            Some(norms) => norms.each_mut().map(Some),
+            None => [None, None],
+        };
         ops::rms_norm_backward(ctx, &mut dq_in, dwq, &dq, &q, wq, &rotated.q_rstd, rows_q, e, false);
         ops::rms_norm_backward(ctx, &mut dk_in, dwk, &dk, &k, wk, &rotated.k_rstd, rows_k, e, false);
         drop((q, k, v, rotated));

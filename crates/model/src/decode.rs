@@ -5,7 +5,7 @@ use rloom_ops::{
 };
 
 use crate::model::attention_shape;
-use crate::packed::{PackedSet, PackedWeights};
+use crate::packed::{PackedForm, PackedModel};
 use crate::{Dtype, Model, ModelConfig};
 
 /// Keys and values of all layers, in blocks of [`KV_BLOCK`] tokens. The caller tracks which sequence owns which block.
@@ -232,10 +232,10 @@ impl Model {
         }
         let StepScratch { stream, f32, bf16 } = scratch;
         match (self.packed(ctx), &mut cache.layers) {
-            (PackedWeights::F32(packed), KvLayers::F32(cache)) => {
+            (PackedForm::F32(packed), KvLayers::F32(cache)) => {
                 self.step_in(ctx, packed, cache, rows, requests, (stream, f32), results)
             }
-            (PackedWeights::Bf16(packed), KvLayers::Bf16(cache)) => {
+            (PackedForm::Bf16(packed), KvLayers::Bf16(cache)) => {
                 self.step_in(ctx, packed, cache, rows, requests, (stream, bf16), results)
             }
             _ => Err(StepError::Dtype { cache: cache.shape().1.name(), model: self.config().dtype.name() }),
@@ -245,14 +245,14 @@ impl Model {
     fn step_in<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         cache: &mut [KvLayer<E>],
         rows: &[StepRow<'_>],
         requests: &[RowRequest],
         (stream, s): (&mut Stream, &mut Rows<E>),
         results: &mut HeadOutput,
     ) -> Result<(), StepError> {
-        let head = packed.head.as_ref().ok_or(StepError::NoLanguageHead)?;
+        let head = packed.set.head.as_ref().ok_or(StepError::NoLanguageHead)?;
         let c = self.config();
         let (r, d) = (rows.len(), c.hidden_size);
         let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
@@ -269,7 +269,7 @@ impl Model {
             requests.iter().map(|request| (request.row, request.request)).unzip();
         let all_requested = requested.iter().copied().eq(0..r as u32);
 
-        ops::embedding(ctx, &mut stream.x, &self.weights().embedding, &tokens, d);
+        ops::embedding(ctx, &mut stream.x, self.base().embedding(), &tokens, d);
         for (index, kv) in cache.iter_mut().enumerate() {
             let layer = self.layer(packed, index);
             layer.project(ctx, [&mut s.q, &mut s.k, &mut s.v], None, &stream.x, rotation);

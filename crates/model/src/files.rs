@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{Checkpoint, INDEX};
-use crate::{CheckpointError, generation};
+use crate::{CheckpointError, adapter, generation};
 
 /// Files that [`Model::load`](crate::Model::load) and [`GenerationConfig::load`](crate::GenerationConfig::load) read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,14 +15,17 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Lists the files of a folder.
+    /// Lists the files of a folder; those of an adapter's base are in another one.
     pub fn of(folder: &Path) -> Result<Self, CheckpointError> {
-        let checkpoint = Checkpoint::open(folder)?;
+        let [adapter_config, adapter_tensors] = adapter::FILES.map(|name| folder.join(name));
+        let tensors = if adapter::is_adapter(folder) {
+            vec![adapter_tensors]
+        } else {
+            Checkpoint::open(folder)?.tensor_files().map(Path::to_owned).collect()
+        };
         let settings = [CONFIG, generation::FILE, INDEX].map(|name| folder.join(name));
-        Ok(Self {
-            tensors: checkpoint.tensor_files().map(Path::to_owned).collect(),
-            settings: settings.into_iter().filter(|path| path.is_file()).collect(),
-        })
+        let settings = settings.into_iter().chain(adapter::is_adapter(folder).then_some(adapter_config));
+        Ok(Self { tensors, settings: settings.filter(|path| path.is_file()).collect() })
     }
 }
 

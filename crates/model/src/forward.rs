@@ -8,7 +8,7 @@ use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, Segments};
 
 use crate::buf_pool::PooledBuf;
 use crate::heads::HeadActivations;
-use crate::packed::{PackedSet, PackedWeights};
+use crate::packed::{PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::{
     ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, Model, PackedTokens, ScoreRows,
@@ -88,8 +88,8 @@ impl Model {
         let predictors = rows.check(batch)?;
         let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
         Ok(match self.packed(ctx) {
-            PackedWeights::F32(packed) => self.run(ctx, packed, checked, None).1,
-            PackedWeights::Bf16(packed) => self.run(ctx, packed, checked, None).1,
+            PackedForm::F32(packed) => self.run(ctx, packed, checked, None).1,
+            PackedForm::Bf16(packed) => self.run(ctx, packed, checked, None).1,
         })
     }
 
@@ -107,15 +107,15 @@ impl Model {
         candidates.check(self.config(), rows.rows.len())?;
         let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
         match self.packed(ctx) {
-            PackedWeights::F32(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
-            PackedWeights::Bf16(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
+            PackedForm::F32(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
+            PackedForm::Bf16(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
         }
     }
 
     fn score_candidates_in<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         checked: CheckedBatch<'_>,
         candidates: &Candidates<'_>,
     ) -> Result<CandidateScores, BatchError> {
@@ -137,11 +137,11 @@ impl Model {
         let positions = batch.positions();
         let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors };
         let (saved, scores) = match self.packed(ctx) {
-            PackedWeights::F32(packed) => {
+            PackedForm::F32(packed) => {
                 let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
                 (SavedActivations::F32(saved), scores)
             }
-            PackedWeights::Bf16(packed) => {
+            PackedForm::Bf16(packed) => {
                 let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
                 (SavedActivations::Bf16(saved), scores)
             }
@@ -163,19 +163,19 @@ impl Model {
             return Err(BatchError::Row { row: rows[entry], entry, reason: "there is no such token" });
         }
         match self.packed(ctx) {
-            PackedWeights::F32(packed) => self.logits_in(ctx, packed, batch, rows),
-            PackedWeights::Bf16(packed) => self.logits_in(ctx, packed, batch, rows),
+            PackedForm::F32(packed) => self.logits_in(ctx, packed, batch, rows),
+            PackedForm::Bf16(packed) => self.logits_in(ctx, packed, batch, rows),
         }
     }
 
     fn logits_in<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         batch: &PackedTokens<'_>,
         rows: &[u32],
     ) -> Result<Vec<f32>, BatchError> {
-        let head = packed.head.as_ref().ok_or(BatchError::NoHead { what: "logits" })?;
+        let head = packed.set.head.as_ref().ok_or(BatchError::NoHead { what: "logits" })?;
         let x = self.run_layers(ctx, packed, batch, &batch.positions(), None);
         let normed = self.normed_rows::<E>(ctx, &x, rows).normed;
         let mut logits = Buf::zeros(rows.len() * self.config().vocab_size);
@@ -188,7 +188,7 @@ impl Model {
     fn run<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         checked: CheckedBatch<'_>,
         keep: Option<ActivationCheckpointing>,
     ) -> (Activations<E>, Scores) {
@@ -203,7 +203,7 @@ impl Model {
     fn run_layers<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         batch: &PackedTokens<'_>,
         positions: &[u32],
         mut keep: Option<(ActivationCheckpointing, &mut Vec<LayerActivations<E>>)>,
@@ -212,7 +212,7 @@ impl Model {
         let pass = Pass::new(self, ctx, packed, positions, segments);
         let d = self.config().hidden_size;
         let mut x = pass.take(d);
-        ops::embedding(ctx, &mut x, &self.weights().embedding, batch.tokens, d);
+        ops::embedding(ctx, &mut x, self.base().embedding(), batch.tokens, d);
         for index in 0..self.config().layers {
             let checkpointing = keep.as_ref().map(|(checkpointing, _)| *checkpointing);
             let (next, attention, mlp) = pass.run_layer(index, &x, checkpointing);

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use rloom_ops::{self as ops, Ctx};
 
 use crate::Model;
-use crate::tensors::{TensorSet, TensorSpec};
+use crate::tensors::TensorSpec;
+use crate::trained::TrainedSet;
 
-/// Gradients of all weights, accumulated over micro-batches.
+/// Gradients of all trained weights, accumulated over micro-batches: those of the adapter, if the model has one.
 #[derive(Debug, Clone)]
 pub struct Gradients {
-    pub(crate) set: TensorSet,
+    pub(crate) set: TrainedSet,
     specs: Arc<[TensorSpec]>,
 }
 
 impl Gradients {
-    /// Zero gradients for the weights of `model`.
+    /// Zero gradients for the trained weights of `model`.
     pub fn zeros(model: &Model) -> Self {
-        Self { set: TensorSet::zeros(model.config()), specs: Arc::clone(model.specs()) }
+        Self { set: TrainedSet::zeros(model), specs: Arc::clone(model.trained_specs()) }
     }
 
     /// Resets all gradients to zero.

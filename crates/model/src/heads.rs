@@ -7,7 +7,7 @@ use rloom_ops::{self as ops, Buf, Ctx, Element, HeadScores};
 
 use crate::buf_pool::PooledBuf;
 use crate::forward::CheckedBatch;
-use crate::packed::PackedSet;
+use crate::packed::PackedModel;
 use crate::tensors::TensorSet;
 use crate::{BatchError, CandidateScores, Candidates, Model, PackedTokens, ScoreGrads, Scores};
 
@@ -56,14 +56,14 @@ impl Model {
     pub(crate) fn run_heads<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         checked: CheckedBatch<'_>,
         stream: &Buf,
     ) -> (HeadActivations<E>, Scores) {
         let CheckedBatch { batch, rows, predictors, .. } = checked;
         let scored = self.normed_rows(ctx, stream, predictors);
         let mut scores = Scores::default();
-        let language = packed.head.as_ref().map(|head| {
+        let language = packed.set.head.as_ref().map(|head| {
             let targets: Vec<u32> = rows.rows.iter().map(|&row| batch.tokens[row as usize]).collect();
             let head_scores = ops::head_forward(
                 ctx,
@@ -89,12 +89,12 @@ impl Model {
     pub(crate) fn run_candidates<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         checked: CheckedBatch<'_>,
         candidates: &Candidates<'_>,
         stream: &Buf,
     ) -> Result<CandidateScores, BatchError> {
-        let head = packed.head.as_ref().ok_or(BatchError::NoHead { what: "candidates" })?;
+        let head = packed.set.head.as_ref().ok_or(BatchError::NoHead { what: "candidates" })?;
         let CheckedBatch { batch, rows, predictors, .. } = checked;
         let (s, k) = (rows.rows.len(), candidates.k);
         let scored = self.normed_rows(ctx, stream, predictors);
@@ -117,7 +117,7 @@ impl Model {
     fn add_values<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         batch: &PackedTokens<'_>,
         stream: &Buf,
         scored: &NormedRows<E>,
@@ -131,8 +131,8 @@ impl Model {
     }
 
     /// Value after each of the rows; empty without a value head.
-    fn values<E: Element>(&self, ctx: &Ctx, packed: &PackedSet<E>, rows: &NormedRows<E>) -> Vec<f32> {
-        let Some((packed, [_, bias])) = packed.value.as_ref().zip(self.weights().value.as_ref()) else {
+    fn values<E: Element>(&self, ctx: &Ctx, packed: PackedModel<'_, E>, rows: &NormedRows<E>) -> Vec<f32> {
+        let Some((packed, [_, bias])) = packed.set.value.as_ref().zip(self.weights().value.as_ref()) else {
             return Vec::new();
         };
         let n = rows.rstd.len();
@@ -142,30 +142,31 @@ impl Model {
     }
 
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
-    /// final norm, in `dx` (`[T, D]`, overwritten). The lists of `d_scores` have one entry per scored token, or none if
+    /// final norm, in `dx` (`[T, D]`, overwritten). `grads` are the weights' gradients, unless they are frozen. The lists of `d_scores` have one entry per scored token, or none if
     /// there is no such head.
     pub(crate) fn heads_backward<E: Element>(
         &self,
         ctx: &Ctx,
-        packed: &PackedSet<E>,
+        packed: PackedModel<'_, E>,
         heads: HeadActivations<E>,
         dx: &mut Buf,
         d_scores: &ScoreGrads<'_>,
-        grads: &mut TensorSet,
+        mut grads: Option<&mut TensorSet>,
     ) {
         let HeadActivations { rows, stream, language } = heads;
         let (s, d) = (rows.len(), self.config().hidden_size);
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
-        if let Some((language, packed)) = language.as_ref().zip(packed.head.as_ref()) {
+        if let Some((language, packed)) = language.as_ref().zip(packed.set.head.as_ref()) {
             // A tied head accumulates into the embedding's gradient.
-            let d_table = grads.head.as_mut().unwrap_or(&mut grads.embedding);
+            let d_table =
+                grads.as_deref_mut().map(|grads| grads.head.as_mut().unwrap_or(&mut grads.embedding));
             ops::head_backward(
                 ctx,
                 &mut d_normed,
                 d_table,
                 &stream.normed,
                 s,
-                self.weights().head_table(),
+                self.base().head_table(),
                 packed,
                 &language.targets,
                 &language.inv_temperature,
@@ -175,7 +176,7 @@ impl Model {
             );
         }
         if let Some(([weight, _], [d_weight, d_bias])) =
-            self.weights().value.as_ref().zip(grads.value.as_mut())
+            self.weights().value.as_ref().zip(grads.as_deref_mut().and_then(|grads| grads.value.as_mut()))
         {
             let d_value = Buf::from_slice(d_scores.d_value);
             ops::linear_backward_weight::<E, f32>(ctx, d_weight, &d_value, &stream.normed, s, 1, d);
@@ -198,7 +199,7 @@ impl Model {
         ops::rms_norm_backward::<f32, f32>(
             ctx,
             &mut d_rows,
-            &mut grads.norm,
+            grads.map(|grads| &mut grads.norm),
             &d_normed,
             &x,
             norm,

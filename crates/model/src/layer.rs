@@ -3,9 +3,13 @@
 
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Rotation};
+use rloom_ops::{
+    self as ops, Buf, Ctx, Element, HeadNorms, Heads, Matrix, Norm, Packed, RopeTable, Rotation, Weight,
+};
 
 use crate::ModelConfig;
+use crate::adapter::{AdapterLayer, Factors, PackedFactors, PackedLayerFactors, Projection};
+use crate::base::Base;
 use crate::model::attention_shape;
 use crate::packed::PackedLayer;
 use crate::tensors::LayerTensors;
@@ -14,11 +18,32 @@ use crate::tensors::LayerTensors;
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a, E: Element> {
     pub(crate) config: &'a ModelConfig,
+    /// Its vectors; matrices may be in bf16 alone ([`Layer::matrix`]).
     pub(crate) weights: &'a LayerTensors,
     pub(crate) packed: &'a PackedLayer<E>,
+    pub(crate) base: &'a Base,
+    pub(crate) index: usize,
+    pub(crate) adapter: Option<(&'a AdapterLayer, &'a PackedLayerFactors<E>)>,
 }
 
-impl<E: Element> Layer<'_, E> {
+impl<'a, E: Element> Layer<'a, E> {
+    /// The weight of a product in rows.
+    pub(crate) fn matrix(&self, projection: Projection) -> Matrix<'a> {
+        self.base.matrix(self.index, projection)
+    }
+
+    /// The adapter's factors for a product, and their packed form.
+    pub(crate) fn factors(&self, projection: Projection) -> Option<(&'a Factors, &'a PackedFactors<E>)> {
+        let (layer, packed) = self.adapter?;
+        layer.of(projection).zip(packed.of(projection))
+    }
+
+    /// The packed weight of a product with the adapter's addition.
+    fn weight(&self, projection: Projection, packed: &'a Packed<E>) -> Weight<'a, E> {
+        let low_rank = self.factors(projection).map(|(_, packed)| packed.low_rank());
+        Weight { packed, low_rank }
+    }
+
     fn eps(&self) -> f32 {
         self.config.rms_norm_eps as f32
     }
@@ -34,17 +59,18 @@ impl<E: Element> Layer<'_, E> {
         rotation: Rotation<'_>,
     ) {
         let (norm, bias) = (self.norm(&self.weights.attention_norm), self.weights.qkv_bias.as_ref());
-        ops::linear_heads(ctx, qkv, raw, x, norm, &self.packed.qkv, bias, self.heads(rotation));
+        let weight = self.weight(Projection::Qkv, &self.packed.qkv);
+        ops::linear_heads(ctx, qkv, raw, x, norm, weight, bias, self.heads(rotation));
     }
 
     /// Processing of the projection's rows.
-    pub(crate) fn heads<'a>(&'a self, rotation: Rotation<'a>) -> Heads<'a> {
+    pub(crate) fn heads<'b>(&'b self, rotation: Rotation<'b>) -> Heads<'b> {
         let norms = self.weights.qk_norm.as_ref();
         let norms = norms.map(|weights| HeadNorms { weights: weights.each_ref(), eps: self.eps() });
         Heads { shape: attention_shape(self.config), rotation, norms }
     }
 
-    fn norm<'a>(&self, weight: &'a Buf) -> Norm<'a> {
+    fn norm<'b>(&self, weight: &'b Buf) -> Norm<'b> {
         Norm { weight, eps: self.eps() }
     }
 
@@ -70,7 +96,8 @@ impl<E: Element> Layer<'_, E> {
     /// Residual stream after attention: `mid = x + attended · Woᵀ`.
     pub(crate) fn output(&self, ctx: &Ctx, mid: &mut Buf, x: &Buf, attended: &Buf<E>, rows: usize) {
         let bias = self.weights.o_bias.as_ref();
-        ops::linear_residual(ctx, mid, x, attended, rows, &self.packed.o, bias);
+        let weight = self.weight(Projection::Output, &self.packed.o);
+        ops::linear_residual(ctx, mid, x, attended, rows, weight, bias);
     }
 
     /// `hidden = silu(gate) · up` with `gate_up = rms_norm(mid) · Wᵀ`, which the backward pass needs.
@@ -83,12 +110,14 @@ impl<E: Element> Layer<'_, E> {
         rows: usize,
     ) {
         let norm = self.norm(&self.weights.mlp_norm);
-        ops::linear_swiglu(ctx, hidden, gate_up, mid, norm, rows, &self.packed.gate_up);
+        let weight = self.weight(Projection::GateUp, &self.packed.gate_up);
+        ops::linear_swiglu(ctx, hidden, gate_up, mid, norm, rows, weight);
     }
 
     /// The layer's output: `next = mid + hidden · Wdᵀ`.
     pub(crate) fn down(&self, ctx: &Ctx, next: &mut Buf, mid: &Buf, hidden: &Buf<E>, rows: usize) {
-        ops::linear_residual(ctx, next, mid, hidden, rows, &self.packed.down, None);
+        let weight = self.weight(Projection::Down, &self.packed.down);
+        ops::linear_residual(ctx, next, mid, hidden, rows, weight, None);
     }
 }
 

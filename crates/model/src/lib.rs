@@ -8,7 +8,10 @@
 //! Letters in names and docs are dimensions: T packed tokens, S scored tokens, R rows of a decode step, D hidden size,
 //! F feed-forward size, V vocabulary, H query heads, G key/value heads, E head size. Everything is row-major.
 
+mod adapted;
+mod adapter;
 mod backward;
+mod base;
 mod batch;
 mod buf_pool;
 mod checkpoint;
@@ -29,7 +32,9 @@ mod pass;
 mod schedule;
 mod stored;
 mod tensors;
+mod trained;
 
+pub use adapter::{AdapterError, LoraConfig, LoraTarget};
 pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::{CheckpointError, IndexProblem};
 pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};

@@ -1,39 +1,36 @@
 //! A model: its weights, loading and saving.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_ops::{AttentionShape, Ctx, Element};
+use rloom_ops::{AttentionShape, Buf, Ctx, Element};
 
+use crate::adapter::{Adapter, PackedAdapter};
+use crate::base::Base;
 use crate::buf_pool::BufPool;
 use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
 use crate::layer::{Layer, RopeTables};
-use crate::packed::{PackedSet, PackedWeights};
-use crate::tensors::{TensorSet, TensorSpec, specs, value_head_zeros};
-use crate::{CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
+use crate::packed::{PackedForm, PackedModel, PackedWeights};
+use crate::tensors::{TensorSet, TensorSpec, named, specs, value_head_zeros};
+use crate::{AdapterError, CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
 
-/// A decoder-only transformer with f32 weights and the heads that its configuration names.
+/// A decoder-only transformer with the heads that its configuration names, and a LoRA adapter, if it has one.
 ///
-/// Cloning copies the weights. The packed forms that the kernels read are created on first use and shared by training
-/// and decoding until the weights change.
+/// A clone shares the weights until one of the two changes them; an adapter's changes leave its base shared. The packed
+/// forms that the kernels read are created on first use and shared by training and decoding until the weights change.
 #[derive(Debug)]
 pub struct Model {
-    config: ModelConfig,
-    specs: Arc<[TensorSpec]>,
-    weights: TensorSet,
-    packed: OnceLock<PackedWeights>,
-    /// Packed forms of outdated weights, whose memory is reused.
-    stale: Mutex<Option<PackedWeights>>,
-    rope: RopeTables,
-    pool: Arc<BufPool>,
+    pub(crate) base: Arc<Base>,
+    pub(crate) adapter: Option<Adapter>,
+    pub(crate) pool: Arc<BufPool>,
 }
 
 impl Clone for Model {
     fn clone(&self) -> Self {
         // The pool is shared by both: training continues with the copy.
         let pool = Arc::clone(&self.pool);
-        Self { pool, ..Self::with_weights(self.config.clone(), self.weights.clone()) }
+        Self { base: Arc::clone(&self.base), adapter: self.adapter.clone(), pool }
     }
 }
 
@@ -48,6 +45,10 @@ pub enum LoadError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Error of an adapter.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Adapter(#[from] AdapterError),
 }
 
 impl LoadError {
@@ -59,16 +60,17 @@ impl LoadError {
 
 impl Model {
     fn with_weights(config: ModelConfig, weights: TensorSet) -> Self {
-        let specs = specs(&config).into();
-        Self {
-            config,
-            specs,
-            weights,
-            packed: OnceLock::new(),
-            stale: Mutex::new(None),
-            rope: RopeTables::default(),
-            pool: Arc::new(BufPool::default()),
-        }
+        Self::with_base(Base::new(config, weights))
+    }
+
+    fn with_base(base: Base) -> Self {
+        Self { base: Arc::new(base), adapter: None, pool: Arc::new(BufPool::default()) }
+    }
+
+    /// Configuration and weights, for a model derived from this one.
+    fn into_parts(self) -> (ModelConfig, TensorSet) {
+        let base = Arc::unwrap_or_clone(self.base).widened();
+        (base.config, base.weights)
     }
 
     /// A model with random weights: matrices are normal with the configuration's `initializer_range`, norms are 1,
@@ -102,9 +104,24 @@ impl Model {
     }
 
     /// Loads the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
-    /// sharded, in f32, f16 or bf16. The model has no value head.
+    /// sharded, in f32, f16 or bf16; or the folder of a PEFT adapter, with its base. The model has no value head.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
+        if crate::adapter::is_adapter(folder) {
+            return Self::load_adapter(folder, &|base| Self::load_as(base, OutputHeads::Language));
+        }
         Self::load_as(folder, OutputHeads::Language)
+    }
+
+    /// As [`load`](Self::load), for a base that is not trained, computing in `dtype`: with bf16, its matrices are never
+    /// in memory as f32 at once.
+    pub fn load_frozen(folder: &Path, dtype: Dtype) -> Result<Self, LoadError> {
+        if dtype == Dtype::F32 {
+            return Self::load(folder);
+        }
+        if crate::adapter::is_adapter(folder) {
+            return Self::load_adapter(folder, &|base| Self::load_narrow(base));
+        }
+        Self::load_narrow(folder)
     }
 
     /// Loads the Hugging Face folder of a critic: a token classifier with one label.
@@ -113,31 +130,31 @@ impl Model {
     }
 
     fn load_as(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
-        let config = ModelConfig::from_file_as(&folder.join("config.json"), heads)?;
-        let checkpoint = Checkpoint::open(folder)?;
-        let specs = specs(&config);
-        let tied = heads.language() && config.tie_embeddings;
-        // Old Llama files contain the rotary frequencies, and some tied models a copy of the embedding as head.
-        checkpoint.check(&specs, |name| name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD))?;
-        let mut weights = TensorSet::zeros(&config);
-        let mut bufs = weights.bufs_mut();
-        for spec in &specs {
-            let to = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
-            checkpoint.read_into(&spec.name, &spec.shape, to)?;
+        let file = OpenModel::open(folder, heads)?;
+        let mut weights = TensorSet::zeros(&file.config);
+        for (index, buf) in weights.bufs_mut().into_iter().enumerate() {
+            file.read(index, buf)?;
         }
-        if tied && checkpoint.has(HEAD) {
-            check_tied_head(&checkpoint, &specs[0], &weights)?;
-        }
-        Ok(Self::with_weights(config, weights))
+        let mut base = Base::new(file.config, weights);
+        base.folder = Some(folder.to_owned());
+        Ok(Self::with_base(base))
+    }
+
+    fn load_narrow(folder: &Path) -> Result<Self, LoadError> {
+        let file = OpenModel::open(folder, OutputHeads::Language)?;
+        let weights = TensorSet::zeros(&file.config);
+        let mut base = Base::narrow(file.config.clone(), weights, |index, buf| file.read(index, buf))?;
+        base.folder = Some(folder.to_owned());
+        Ok(Self::with_base(base))
     }
 
     /// Adds a value head of zeros, so that all initial values are exactly 0. Does nothing if there is a value head.
     #[must_use]
     pub fn with_value_head(self) -> Self {
-        if self.config.output_heads.value() {
+        if self.config().output_heads.value() {
             return self;
         }
-        let Self { mut config, mut weights, .. } = self;
+        let (mut config, mut weights) = self.into_parts();
         config.output_heads = OutputHeads::LanguageAndValue;
         weights.value = Some(value_head_zeros(&config));
         Self::with_weights(config, weights)
@@ -146,36 +163,43 @@ impl Model {
     /// Sets the dtype of matrix products.
     #[must_use]
     pub fn with_dtype(self, dtype: Dtype) -> Self {
-        if self.config.dtype == dtype {
+        if self.config().dtype == dtype {
             return self;
         }
-        let Self { mut config, weights, .. } = self;
+        let Self { base, adapter, .. } = self;
+        let Base { mut config, weights, folder, .. } = Arc::unwrap_or_clone(base).widened();
         config.dtype = dtype;
-        Self::with_weights(config, weights)
+        let mut base = Base::new(config, weights);
+        base.folder = folder;
+        Self { adapter: adapter.map(Adapter::unpacked), ..Self::with_base(base) }
     }
 
     /// Removes the value head of a policy, as [`save`](Self::save) does. Does nothing for a critic.
     #[must_use]
     pub fn without_value_head(self) -> Self {
-        if self.config.output_heads != OutputHeads::LanguageAndValue {
+        if self.config().output_heads != OutputHeads::LanguageAndValue {
             return self;
         }
-        let Self { mut config, mut weights, .. } = self;
+        let (mut config, mut weights) = self.into_parts();
         config.output_heads = OutputHeads::Language;
         weights.value = None;
         Self::with_weights(config, weights)
     }
 
     /// A critic with this model's backbone and a value head of zeros, so that all initial values are exactly 0. The
-    /// language head is not copied.
+    /// language head is not copied, an adapter is merged.
     #[must_use]
     pub fn to_critic(&self) -> Self {
-        let mut config = self.config.clone();
+        if self.adapter.is_some() || self.base.is_narrow() {
+            return self.merged().to_critic();
+        }
+        let mut config = self.config().clone();
         config.output_heads = OutputHeads::Value;
+        let weights = self.weights();
         let weights = TensorSet {
-            embedding: self.weights.embedding.clone(),
-            layers: self.weights.layers.clone(),
-            norm: self.weights.norm.clone(),
+            embedding: weights.embedding.clone(),
+            layers: weights.layers.clone(),
+            norm: weights.norm.clone(),
             head: None,
             value: Some(value_head_zeros(&config)),
         };
@@ -185,12 +209,16 @@ impl Model {
     /// Writes `config.json`, `generation_config.json` (not for a critic, which generates nothing) and
     /// `model.safetensors` (f32) to an existing folder. Equal weights give equal bytes. A policy's folder is identical
     /// with and without a value head, which is saved to a separate file ([`save_value_head`](Self::save_value_head)).
+    /// Of a model with an adapter, the adapter is written in PEFT's format instead of the weights.
     /// Files are neither synced nor renamed: atomic checkpoints are the caller's responsibility.
     pub fn save(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
-        crate::generation::write_json(&folder.join("config.json"), &self.config.to_json())?;
-        let policy = self.config.output_heads.language();
+        crate::generation::write_json(&folder.join("config.json"), &self.config().to_json())?;
+        let policy = self.config().output_heads.language();
         if policy {
             generation.save(folder)?;
+        }
+        if self.adapter.is_some() {
+            return Ok(self.save_adapter(folder)?);
         }
         let tensors =
             tensors_out(self.named_tensors().filter(|(spec, _)| !(policy && spec.is_value_head())), "");
@@ -211,7 +239,7 @@ impl Model {
     /// Reads a file of [`save_value_head`](Self::save_value_head). Fails for a model without a value head.
     pub fn load_value_head(&mut self, path: &Path) -> Result<(), CheckpointError> {
         let file = TensorFile::open(path)?;
-        let specs = Arc::clone(&self.specs);
+        let specs = Arc::clone(self.specs());
         let Some(value) = &mut self.weights_mut().value else {
             return Err(no_value_head(path));
         };
@@ -223,61 +251,96 @@ impl Model {
 
     /// Configuration of the model.
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.base.config
     }
 
     /// Sets the special tokens that [`save`](Self::save) writes to `config.json`.
     pub fn set_special_tokens(&mut self, bos: Option<u32>, eos: &[u32], pad: Option<u32>) {
-        self.config.bos_token_id = bos;
-        self.config.eos_token_ids = eos.to_vec();
-        self.config.pad_token_id = pad;
+        let config = &mut Arc::make_mut(&mut self.base).config;
+        config.bos_token_id = bos;
+        config.eos_token_ids = eos.to_vec();
+        config.pad_token_id = pad;
     }
 
-    /// Number of parameters.
+    /// Number of parameters, without those of an adapter.
     pub fn parameter_count(&self) -> u64 {
-        self.specs.iter().map(|spec| spec.len() as u64).sum()
+        self.specs().iter().map(|spec| spec.len() as u64).sum()
     }
 
-    /// Tensors with their Hugging Face names, in layer order.
+    /// Tensors of the weights, without those of an adapter, with their Hugging Face names, in layer order.
     pub fn named_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
-        self.weights.named(&self.specs)
+        self.weights().named(self.specs())
+    }
+
+    /// Tensors that are trained, by the names that they have in files: those of the adapter, or all.
+    pub fn trained_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
+        let bufs = match &self.adapter {
+            Some(adapter) => adapter.tensors.bufs(),
+            None => self.weights().bufs(),
+        };
+        named(bufs, self.trained_specs())
     }
 
     pub(crate) fn specs(&self) -> &Arc<[TensorSpec]> {
-        &self.specs
+        &self.base.specs
     }
 
+    pub(crate) fn trained_specs(&self) -> &Arc<[TensorSpec]> {
+        self.adapter.as_ref().map_or(self.specs(), |adapter| &adapter.specs)
+    }
+
+    /// Mutable access to what is trained. Invalidates its packed copies.
+    pub(crate) fn trained_mut(&mut self) -> Vec<&mut Buf> {
+        match &mut self.adapter {
+            Some(adapter) => adapter.tensors_mut().bufs_mut(),
+            None => Arc::make_mut(&mut self.base).weights_mut().bufs_mut(),
+        }
+    }
+
+    pub(crate) fn base(&self) -> &Base {
+        &self.base
+    }
+
+    /// Weights; a frozen bf16 base has no matrices among them.
     pub(crate) fn weights(&self) -> &TensorSet {
-        &self.weights
+        &self.base.weights
     }
 
     /// Mutable access to the weights. Invalidates the packed copies.
     pub(crate) fn weights_mut(&mut self) -> &mut TensorSet {
-        if let Some(packed) = self.packed.take() {
-            *self.stale.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(packed);
-        }
-        &mut self.weights
+        Arc::make_mut(&mut self.base).weights_mut()
     }
 
-    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedWeights {
-        self.packed.get_or_init(|| {
-            let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match stale {
-                Some(mut packed) => {
-                    packed.repack(ctx, &self.weights);
-                    packed
-                }
-                None => PackedWeights::new(ctx, &self.weights, &self.config),
+    pub(crate) fn packed(&self, ctx: &Ctx) -> PackedForm<'_> {
+        let dtype = self.config().dtype;
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.packed(ctx, dtype));
+        match (self.base.packed(ctx), adapter) {
+            (PackedWeights::F32(set), Some(PackedAdapter::F32(layers))) => {
+                PackedForm::F32(PackedModel { set, adapter: Some(layers) })
             }
-        })
+            (PackedWeights::Bf16(set), Some(PackedAdapter::Bf16(layers))) => {
+                PackedForm::Bf16(PackedModel { set, adapter: Some(layers) })
+            }
+            // An adapter is packed in the dtype of its base.
+            (PackedWeights::F32(set), _) => PackedForm::F32(PackedModel { set, adapter: None }),
+            (PackedWeights::Bf16(set), _) => PackedForm::Bf16(PackedModel { set, adapter: None }),
+        }
     }
 
-    pub(crate) fn layer<'a, E: Element>(&'a self, packed: &'a PackedSet<E>, index: usize) -> Layer<'a, E> {
-        Layer { config: &self.config, weights: &self.weights.layers[index], packed: &packed.layers[index] }
+    pub(crate) fn layer<'a, E: Element>(&'a self, packed: PackedModel<'a, E>, index: usize) -> Layer<'a, E> {
+        let adapter = self.adapter.as_ref().zip(packed.adapter);
+        Layer {
+            config: self.config(),
+            weights: &self.weights().layers[index],
+            packed: &packed.set.layers[index],
+            base: &self.base,
+            index,
+            adapter: adapter.map(|(adapter, packed)| (&adapter.tensors.layers[index], &packed[index])),
+        }
     }
 
     pub(crate) fn rope(&self) -> &RopeTables {
-        &self.rope
+        &self.base.rope
     }
 
     pub(crate) fn buf_pool(&self) -> &Arc<BufPool> {
@@ -285,7 +348,7 @@ impl Model {
     }
 
     pub(crate) fn attention_shape(&self) -> AttentionShape {
-        attention_shape(&self.config)
+        attention_shape(self.config())
     }
 }
 
@@ -312,15 +375,47 @@ fn no_value_head(path: &Path) -> CheckpointError {
 
 const HEAD: &str = "lm_head.weight";
 
+/// A model folder that is being read.
+struct OpenModel {
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    specs: Vec<TensorSpec>,
+}
+
+impl OpenModel {
+    fn open(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
+        let config = ModelConfig::from_file_as(&folder.join("config.json"), heads)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        let specs = specs(&config);
+        let tied = heads.language() && config.tie_embeddings;
+        // Old Llama files contain the rotary frequencies, and some tied models a copy of the embedding as head.
+        checkpoint.check(&specs, |name| name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD))?;
+        Ok(Self { config, checkpoint, specs })
+    }
+
+    /// Reads the tensors of one buffer.
+    fn read(&self, index: usize, buf: &mut Buf) -> Result<(), CheckpointError> {
+        for spec in self.specs.iter().filter(|spec| spec.buffer == index) {
+            let to = &mut buf.as_mut_slice()[spec.offset..][..spec.len()];
+            self.checkpoint.read_into(&spec.name, &spec.shape, to)?;
+        }
+        let tied = self.config.output_heads.language() && self.config.tie_embeddings;
+        if index == 0 && tied && self.checkpoint.has(HEAD) {
+            check_tied_head(&self.checkpoint, &self.specs[0], buf.as_slice())?;
+        }
+        Ok(())
+    }
+}
+
 /// A tied head stored in a file must equal the embedding: otherwise `transformers` unties the two.
 fn check_tied_head(
     checkpoint: &Checkpoint,
     embedding: &TensorSpec,
-    weights: &TensorSet,
+    values: &[f32],
 ) -> Result<(), CheckpointError> {
     let mut head = vec![0.0; embedding.len()];
     checkpoint.read_into(HEAD, &embedding.shape, &mut head)?;
-    if head == weights.embedding.as_slice() {
+    if head == values {
         return Ok(());
     }
     Err(CheckpointError::UnexpectedTensor { path: checkpoint.path_of(HEAD), name: HEAD.into(), more: 0 })

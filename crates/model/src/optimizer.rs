@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{TensorFile, write_tensors};
 use crate::model::tensors_out;
-use crate::tensors::{TensorSet, TensorSpec};
+use crate::tensors::TensorSpec;
+use crate::trained::TrainedSet;
 use crate::{CheckpointError, Gradients, Model, Schedule};
 
 /// Settings of the optimiser.
@@ -123,8 +124,8 @@ pub struct Optimizer {
     settings: OptimizerSettings,
     /// Number of steps taken.
     step: u64,
-    first: TensorSet,
-    second: TensorSet,
+    first: TrainedSet,
+    second: TrainedSet,
     specs: std::sync::Arc<[TensorSpec]>,
     /// True for each buffer with weight decay.
     decays: Vec<bool>,
@@ -136,13 +137,13 @@ const SECOND: &str = "exp_avg_sq.";
 impl Optimizer {
     /// An optimiser without steps.
     pub fn new(model: &Model, settings: OptimizerSettings) -> Self {
-        let specs = std::sync::Arc::clone(model.specs());
-        let mut decays = vec![false; model.weights().bufs().len()];
+        let specs = std::sync::Arc::clone(model.trained_specs());
+        let [first, second] = [TrainedSet::zeros(model), TrainedSet::zeros(model)];
+        let mut decays = vec![false; first.bufs().len()];
         for spec in specs.iter() {
             decays[spec.buffer] = spec.decays;
         }
-        let zeros = || TensorSet::zeros(model.config());
-        Self { settings, step: 0, first: zeros(), second: zeros(), specs, decays }
+        Self { settings, step: 0, first, second, specs, decays }
     }
 
     /// Settings of the optimiser.
@@ -182,7 +183,7 @@ impl Optimizer {
         let s = &self.settings;
         // As `torch.nn.utils.clip_grad_norm_`.
         let scale = if s.max_grad_norm > 0.0 { (s.max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
-        let weights = model.weights_mut().bufs_mut();
+        let weights = model.trained_mut();
         let moments = self.first.bufs_mut().into_iter().zip(self.second.bufs_mut());
         let gradients = gradients.set.bufs().into_iter().zip(&self.decays);
         for ((w, (m, v)), (g, &decays)) in weights.into_iter().zip(moments).zip(gradients) {

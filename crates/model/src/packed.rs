@@ -2,8 +2,9 @@
 
 use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed};
 
-use crate::tensors::{LayerTensors, TensorSet};
-use crate::{Dtype, ModelConfig};
+use crate::Dtype;
+use crate::adapter::{PackedLayerFactors, Projection};
+use crate::base::Base;
 
 /// Packed matrices of one layer.
 #[derive(Debug)]
@@ -32,51 +33,79 @@ pub(crate) enum PackedWeights {
 }
 
 impl PackedWeights {
-    pub(crate) fn new(ctx: &Ctx, weights: &TensorSet, config: &ModelConfig) -> Self {
-        match config.dtype {
-            Dtype::F32 => Self::F32(PackedSet::new(ctx, weights, config)),
-            Dtype::Bf16 => Self::Bf16(PackedSet::new(ctx, weights, config)),
+    pub(crate) fn new(ctx: &Ctx, base: &Base) -> Self {
+        match base.config.dtype {
+            Dtype::F32 => Self::F32(PackedSet::new(ctx, base)),
+            Dtype::Bf16 => Self::Bf16(PackedSet::new(ctx, base)),
         }
     }
 
     /// Packs other weights of the same shape into the same memory.
-    pub(crate) fn repack(&mut self, ctx: &Ctx, weights: &TensorSet) {
+    pub(crate) fn repack(&mut self, ctx: &Ctx, base: &Base) {
         match self {
-            Self::F32(set) => set.repack(ctx, weights),
-            Self::Bf16(set) => set.repack(ctx, weights),
+            Self::F32(set) => set.repack(ctx, base),
+            Self::Bf16(set) => set.repack(ctx, base),
         }
     }
 }
 
+/// What the kernels read of a model: the packed weights, and the packed factors of its adapter, if it has one.
+#[derive(Debug)]
+pub(crate) struct PackedModel<'a, E: Element> {
+    pub(crate) set: &'a PackedSet<E>,
+    /// Factors of each layer.
+    pub(crate) adapter: Option<&'a [PackedLayerFactors<E>]>,
+}
+
+impl<E: Element> Clone for PackedModel<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Element> Copy for PackedModel<'_, E> {}
+
+/// [`PackedModel`] in the model's dtype.
+#[derive(Debug)]
+pub(crate) enum PackedForm<'a> {
+    F32(PackedModel<'a, f32>),
+    Bf16(PackedModel<'a, Bf16>),
+}
+
 impl<E: Element> PackedSet<E> {
-    fn new(ctx: &Ctx, weights: &TensorSet, c: &ModelConfig) -> Self {
-        let (d, f) = (c.hidden_size, c.intermediate_size);
-        let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let layer = |layer: &LayerTensors| PackedLayer {
-            qkv: ops::pack(ctx, &layer.qkv, he + 2 * ge, d),
-            o: ops::pack(ctx, &layer.o, d, he),
-            gate_up: ops::pack(ctx, &layer.gate_up, 2 * f, d),
-            down: ops::pack(ctx, &layer.down, d, f),
+    fn new(ctx: &Ctx, base: &Base) -> Self {
+        let c = &base.config;
+        let layer = |layer: usize| {
+            let pack = |projection: Projection| {
+                let [n, k] = projection.shape(c);
+                ops::pack(ctx, base.matrix(layer, projection), n, k)
+            };
+            PackedLayer {
+                qkv: pack(Projection::Qkv),
+                o: pack(Projection::Output),
+                gate_up: pack(Projection::GateUp),
+                down: pack(Projection::Down),
+            }
         };
-        let heads = c.output_heads;
+        let (heads, d) = (c.output_heads, c.hidden_size);
         Self {
-            layers: weights.layers.iter().map(layer).collect(),
-            head: heads.language().then(|| ops::pack(ctx, weights.head_table(), c.vocab_size, d)),
-            value: weights.value.as_ref().map(|[weight, _]| ops::pack(ctx, weight, 1, d)),
+            layers: (0..c.layers).map(layer).collect(),
+            head: heads.language().then(|| ops::pack(ctx, base.head_table(), c.vocab_size, d)),
+            value: base.weights.value.as_ref().map(|[weight, _]| ops::pack(ctx, weight, 1, d)),
         }
     }
 
-    fn repack(&mut self, ctx: &Ctx, weights: &TensorSet) {
-        for (packed, layer) in self.layers.iter_mut().zip(&weights.layers) {
-            ops::repack(ctx, &mut packed.qkv, &layer.qkv);
-            ops::repack(ctx, &mut packed.o, &layer.o);
-            ops::repack(ctx, &mut packed.gate_up, &layer.gate_up);
-            ops::repack(ctx, &mut packed.down, &layer.down);
+    fn repack(&mut self, ctx: &Ctx, base: &Base) {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            ops::repack(ctx, &mut layer.qkv, base.matrix(index, Projection::Qkv));
+            ops::repack(ctx, &mut layer.o, base.matrix(index, Projection::Output));
+            ops::repack(ctx, &mut layer.gate_up, base.matrix(index, Projection::GateUp));
+            ops::repack(ctx, &mut layer.down, base.matrix(index, Projection::Down));
         }
         if let Some(head) = &mut self.head {
-            ops::repack(ctx, head, weights.head_table());
+            ops::repack(ctx, head, base.head_table());
         }
-        if let Some((packed, [weight, _])) = self.value.as_mut().zip(weights.value.as_ref()) {
+        if let Some((packed, [weight, _])) = self.value.as_mut().zip(base.weights.value.as_ref()) {
             ops::repack(ctx, packed, weight);
         }
     }
@@ -92,8 +121,8 @@ mod tests {
             [&packed.head, &packed.value].map(|head| head.as_ref().map_or(0, Packed::bytes))
         }
         match model.packed(&Ctx::serial()) {
-            PackedWeights::F32(packed) => of(packed),
-            PackedWeights::Bf16(packed) => of(packed),
+            PackedForm::F32(packed) => of(packed.set),
+            PackedForm::Bf16(packed) => of(packed.set),
         }
     }
 

@@ -7,13 +7,13 @@ use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable, Rotation, Segments};
 use crate::Model;
 use crate::buf_pool::PooledBuf;
 use crate::layer::Layer;
-use crate::packed::PackedSet;
+use crate::packed::PackedModel;
 
 /// State shared by all layers over one batch.
 pub(crate) struct Pass<'a, E: Element> {
     pub(crate) model: &'a Model,
     pub(crate) ctx: &'a Ctx,
-    pub(crate) packed: &'a PackedSet<E>,
+    pub(crate) packed: PackedModel<'a, E>,
     /// Position of each token, `[T]`.
     pub(crate) positions: &'a [u32],
     pub(crate) segments: Segments<'a>,
@@ -55,7 +55,7 @@ impl<'a, E: Element> Pass<'a, E> {
     pub(crate) fn new(
         model: &'a Model,
         ctx: &'a Ctx,
-        packed: &'a PackedSet<E>,
+        packed: PackedModel<'a, E>,
         positions: &'a [u32],
         segments: Segments<'a>,
     ) -> Self {

@@ -6,6 +6,7 @@
 use rloom_ops::Buf;
 
 use crate::ModelConfig;
+use crate::adapter::Projection;
 
 /// The tensors of one decoder layer. Shapes: D hidden, H query heads, G kv heads, E head size, F feed-forward.
 #[derive(Debug, Clone)]
@@ -59,6 +60,26 @@ impl LayerTensors {
             mlp_norm: zeros(d),
             gate_up: zeros(2 * f * d),
             down: zeros(d * f),
+        }
+    }
+
+    /// The weight of a product.
+    pub(crate) fn matrix(&self, projection: Projection) -> &Buf {
+        match projection {
+            Projection::Qkv => &self.qkv,
+            Projection::Output => &self.o,
+            Projection::GateUp => &self.gate_up,
+            Projection::Down => &self.down,
+        }
+    }
+
+    /// As [`matrix`](Self::matrix), mutable.
+    pub(crate) fn matrix_mut(&mut self, projection: Projection) -> &mut Buf {
+        match projection {
+            Projection::Qkv => &mut self.qkv,
+            Projection::Output => &mut self.o,
+            Projection::GateUp => &mut self.gate_up,
+            Projection::Down => &mut self.down,
         }
     }
 
@@ -127,14 +148,24 @@ impl TensorSet {
             .collect()
     }
 
-    /// Tensors with their file names.
+    /// Tensors with their file names. Those that a frozen base has in bf16 are left out.
     pub(crate) fn named<'a>(
         &'a self,
         specs: &'a [TensorSpec],
     ) -> impl Iterator<Item = (&'a TensorSpec, &'a [f32])> {
-        let bufs = self.bufs();
-        specs.iter().map(move |spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]))
+        named(self.bufs(), specs)
     }
+}
+
+/// The tensors in some buffers, unless a buffer is empty.
+pub(crate) fn named<'a>(
+    bufs: Vec<&'a Buf>,
+    specs: &'a [TensorSpec],
+) -> impl Iterator<Item = (&'a TensorSpec, &'a [f32])> {
+    specs.iter().filter_map(move |spec| {
+        let buf = bufs[spec.buffer].as_slice();
+        (!buf.is_empty()).then(|| (spec, &buf[spec.offset..][..spec.len()]))
+    })
 }
 
 /// Value head names of the token classifiers of `transformers`.

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use crate::Element;
+
 /// Decodes f32 bytes into `y`.
 ///
 /// # Panics
@@ -27,6 +29,13 @@ pub fn f32_from_f16_bytes(y: &mut [f32], bytes: &[u8]) {
 /// If the bytes are not `y.len()` numbers.
 pub fn f32_from_bf16_bytes(y: &mut [f32], bytes: &[u8]) {
     decode(y, bytes, |b| bf16::from_le_bytes(b).to_f32());
+}
+
+/// Appends the numbers as little-endian bf16, rounded to the nearest.
+pub fn append_bf16_bytes(bytes: &mut Vec<u8>, x: &[f32]) {
+    for &x in x {
+        bytes.extend_from_slice(&bf16::narrow(x).to_le_bytes());
+    }
 }
 
 /// Appends numbers as f32 bytes.

@@ -2,15 +2,22 @@
 //! tokens, D columns.
 
 use crate::disjoint::Disjoint;
-use crate::{Buf, Ctx, Element, partition};
+use crate::{Buf, Ctx, Element, Matrix, partition};
 
 /// `x[t] = table[tokens[t]]`.
 ///
 /// # Panics
 ///
 /// If a length does not fit or a token is outside the table.
-pub fn embedding(ctx: &Ctx, x_td: &mut Buf, table_vd: &Buf, tokens: &[u32], d: usize) {
-    gather_rows(ctx, x_td, table_vd, tokens, d);
+pub fn embedding<'w>(ctx: &Ctx, x_td: &mut Buf, table_vd: impl Into<Matrix<'w>>, tokens: &[u32], d: usize) {
+    assert_eq!(x_td.len(), tokens.len() * d, "embedding: x must be [tokens, d]");
+    let table = table_vd.into();
+    partition::for_rows(ctx, x_td.as_mut_slice(), d, |first, count, x| {
+        for (row, x) in x.chunks_exact_mut(d).enumerate().take(count) {
+            let at = tokens[first + row] as usize * d;
+            table.widen(at..at + d, x);
+        }
+    });
 }
 
 /// `dtable[tokens[t]] += dx[t]`, tokens ascending.

@@ -14,10 +14,10 @@ use crate::gemm::{Left, Output, Product, Right, check};
 use crate::lanes::narrow;
 use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
-use crate::numbers::{Numbers, Typed};
+use crate::numbers::Typed;
 use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, Element};
+use crate::{Buf, Ctx, Element, Matrix};
 
 /// Rows of a tile of logits: with [`BLOCK`] columns it takes an eighth of a megabyte.
 pub(crate) const TILE_ROWS: usize = 64;
@@ -203,18 +203,18 @@ dispatch! {
 }
 
 /// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
-/// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending). The logits are recomputed. `scores` is the result
+/// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). The logits are recomputed. `scores` is the result
 /// of `head_forward`, `w` the packed form of `w_vd`.
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
-pub fn head_backward<E: Element>(
+pub fn head_backward<'w, E: Element>(
     ctx: &Ctx,
     dh_td: &mut Buf,
-    dw_vd: &mut Buf,
+    dw_vd: impl Into<Option<&'w mut Buf>>,
     h_td: &Buf<E>,
     rows: usize,
-    w_vd: &Buf,
+    w_vd: impl Into<Matrix<'w>>,
     w: &Packed<E>,
     targets: &[u32],
     inv_temperature: &[f32],
@@ -224,23 +224,17 @@ pub fn head_backward<E: Element>(
 ) {
     let (v, d) = (w.n(), w.k());
     check("dh_td", dh_td, rows * d);
-    check("dw_vd", dw_vd, v * d);
+    let (mut dw_vd, w_vd) = (dw_vd.into(), w_vd.into());
+    if let Some(dw) = &dw_vd {
+        check("dw_vd", dw, v * d);
+    }
     check("h_td", h_td, rows * d);
-    check("w_vd", w_vd, v * d);
+    w_vd.check("w_vd", v * d);
     check_targets(rows, w, 1, targets, inv_temperature);
     let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
     assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
 
-    let of = Backward {
-        h: h_td.as_slice(),
-        w_vd: w_vd.as_slice(),
-        w,
-        targets,
-        inv_temperature,
-        scores,
-        d_logprob,
-        d_entropy,
-    };
+    let of = Backward { h: h_td.as_slice(), w_vd, w, targets, inv_temperature, scores, d_logprob, d_entropy };
     let dh = Disjoint::new(dh_td.as_mut_slice());
     let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
     ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
@@ -266,6 +260,7 @@ pub fn head_backward<E: Element>(
                     };
                     of.rows(ctx, part, dh, rows, b);
                 });
+                let Some(dw) = dw_vd.as_deref_mut() else { continue };
                 let by_w = Product {
                     m: columns.len(),
                     n: d,
@@ -280,10 +275,7 @@ pub fn head_backward<E: Element>(
                     c_row: d,
                     output: Output::Chain,
                 };
-                by_w.run(
-                    ctx,
-                    f32::numbers_mut(&mut dw_vd.as_mut_slice()[columns.start * d..columns.end * d]),
-                );
+                by_w.run(ctx, f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]));
             }
         }
     });
@@ -292,7 +284,7 @@ pub fn head_backward<E: Element>(
 /// Inputs of the backward pass.
 struct Backward<'a, E: Element> {
     h: &'a [E],
-    w_vd: &'a [f32],
+    w_vd: Matrix<'a>,
     w: &'a Packed<E>,
     targets: &'a [u32],
     inv_temperature: &'a [f32],
@@ -322,7 +314,7 @@ impl<E: Element> Backward<'_, E> {
             k: width,
             group: E::GROUP,
             a: Left { data: E::numbers(d_logits), row: width, step: 1 },
-            b: Right::Rows { data: Numbers::F32(&self.w_vd[columns.start * d..columns.end * d]), width: d },
+            b: Right::Rows { data: self.w_vd.part(columns.start * d..columns.end * d), width: d },
             c_row: d,
             output: if b == 0 { Output::Store } else { Output::Chain },
         };

@@ -62,6 +62,8 @@ mod linear;
 mod linear_heads;
 mod linear_swiglu;
 mod logsumexp;
+mod low_rank;
+mod matrix;
 mod norm;
 mod numbers;
 mod pack;
@@ -79,7 +81,9 @@ pub use adamw::{AdamW, adamw};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
 pub use buf::Buf;
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
-pub use convert::{append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes};
+pub use convert::{
+    append_bf16_bytes, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
+};
 pub use ctx::Ctx;
 pub use draw::{Draw, Pick, RowDraw};
 pub use element::Element;
@@ -93,6 +97,10 @@ pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_w
 pub use linear_heads::{HeadNorms, Heads, Rotation, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
+pub use low_rank::{
+    Columns, LowRank, LowRankInput, Weight, WeightRows, low_rank_backward_b, low_rank_backward_u,
+};
+pub use matrix::{Matrix, round_to_bf16};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};

@@ -2,10 +2,11 @@
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
-use crate::numbers::{Numbers, Typed};
+use crate::low_rank::{LowRank, linear_add};
+use crate::numbers::Typed;
 use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, Element, lanes};
+use crate::{Buf, Ctx, Element, Matrix, Weight, lanes};
 
 /// Elements below which a sum is not worth a second thread.
 const SMALL: usize = 100_000;
@@ -48,24 +49,32 @@ pub fn linear<E: Element, O: Element>(
 }
 
 /// `y_tn = from_tn + (x_tk · Wᵀ (+ bias_n))`: an out-of-place residual connection. Bitwise identical to [`linear`] into
-/// f32 followed by an addition.
+/// f32 followed by an addition. A low-rank addition to the weight is added last.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn linear_residual<E: Element>(
+pub fn linear_residual<'w, E: Element>(
     ctx: &Ctx,
     y_tn: &mut Buf,
     from_tn: &Buf,
     x_tk: &Buf<E>,
     rows: usize,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     bias_n: Option<&Buf>,
 ) {
+    let w = w.into();
+    w.check();
     check("from_tn", from_tn, rows * w.n());
     if let Some(bias) = bias_n {
         check("bias_n", bias, w.n());
     }
-    forward(ctx, y_tn, x_tk, rows, w, Output::Residual(from_tn.as_slice(), bias_n.map(Buf::as_slice)));
+    forward(ctx, y_tn, x_tk, rows, w.packed, Output::Residual(from_tn.as_slice(), bias_n.map(Buf::as_slice)));
+    if let Some(LowRank { a, b }) = w.low_rank {
+        ctx.with_scratch_in(rows * a.n(), |u: &mut Buf<E>| {
+            linear(ctx, u, x_tk, rows, a, None);
+            linear_add(ctx, y_tn, u, rows, b);
+        });
+    }
 }
 
 /// `dx_tk = dy_tn · W`, or `dx_tk += dy_tn · W` with the sum starting from `dx_tk`. `E` is the arithmetic: both factors
@@ -73,21 +82,22 @@ pub fn linear_residual<E: Element>(
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn linear_backward_input<E: Element, A: Element, O: Element>(
+pub fn linear_backward_input<'w, E: Element, A: Element, O: Element>(
     ctx: &Ctx,
     dx_tk: &mut Buf<O>,
     dy_tn: &Buf<A>,
     rows: usize,
-    w_nk: &Buf,
+    w_nk: impl Into<Matrix<'w>>,
     n: usize,
     k: usize,
     accumulate: bool,
 ) {
     check("dx_tk", dx_tk, rows * k);
     check("dy_tn", dy_tn, rows * n);
-    check("w_nk", w_nk, n * k);
+    let w_nk = w_nk.into();
+    w_nk.check("w_nk", n * k);
     let a = Left { data: A::numbers(dy_tn.as_slice()), row: n, step: 1 };
-    let b = Right::Rows { data: Numbers::F32(w_nk.as_slice()), width: k };
+    let b = Right::Rows { data: w_nk.0, width: k };
     let output = if accumulate { Output::Chain } else { Output::Store };
     Product { m: rows, n: k, k: n, group: E::GROUP, a, b, c_row: k, output }
         .run(ctx, O::numbers_mut(dx_tk.as_mut_slice()));

@@ -6,13 +6,13 @@ use std::ops::Range;
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check, is_small};
 use crate::lanes::narrow;
+use crate::low_rank::Addition;
 use crate::norm::{Norm, reciprocal_root};
 use crate::numbers::Typed;
-use crate::pack::Packed;
 use crate::partition::{for_blocks, for_rows, for_rows2};
 use crate::rope::{rotate_heads_to, rotated};
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{AttentionShape, Buf, Ctx, Element, RopeTable, lanes};
+use crate::{AttentionShape, Buf, Ctx, Element, RopeTable, Weight, lanes};
 
 /// Rows of a block, whose result fits in the cache.
 const ROWS: usize = 128;
@@ -102,20 +102,22 @@ impl Heads<'_> {
 /// [`rms_norm`](crate::rms_norm), [`linear`](crate::linear) and [`rope`](crate::rope()) with f32 in between.
 ///
 /// With QK-norm, queries and keys are also rounded before it, and stored in `raw` if given; the rest is bitwise
-/// identical to [`heads_norm`].
+/// identical to [`heads_norm`]. A low-rank addition to the weight is added after the bias.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape, or a position is not in the table.
-pub fn linear_heads<E: Element>(
+pub fn linear_heads<'w, E: Element>(
     ctx: &Ctx,
     [q_the, k_tge, v_tge]: [&mut Buf<E>; 3],
     raw: Option<[&mut Buf<E>; 2]>,
     x_td: &Buf,
     norm: Norm<'_>,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     bias_n: Option<&Buf>,
     heads: Heads<'_>,
 ) {
+    let w = w.into();
+    w.check();
     let (parts, rows) = (heads.parts(), heads.rotation.positions.len());
     let (AttentionShape { heads: h, kv_heads: g, head_dim: e }, d) = (heads.shape, w.k());
     heads.check(rows);
@@ -138,14 +140,17 @@ pub fn linear_heads<E: Element>(
     };
     let at_once = (COLUMNS / e).max(1);
     let small = is_small(rows, w.n(), d, E::GROUP);
-    for_blocks(ctx, small, (rows, ROWS), (parts.heads(), at_once), |rows, block| {
-        ctx.with_scratch_in(rows.len() * d, |normed: &mut Buf<E>| {
-            norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
-            for first in block.clone().step_by(at_once) {
-                let range = first..block.end.min(first + at_once);
-                // SAFETY: rows and heads belong to one block.
-                unsafe { compute_heads(ctx, &to, normed, rows.clone(), range, w, bias_n, heads) };
-            }
+    w.with_normed(ctx, x_td, norm, rows, |addition| {
+        for_blocks(ctx, small, (rows, ROWS), (parts.heads(), at_once), |rows, block| {
+            ctx.with_scratch_in(rows.len() * d, |normed: &mut Buf<E>| {
+                norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
+                for first in block.clone().step_by(at_once) {
+                    let range = first..block.end.min(first + at_once);
+                    let weight = (w, addition);
+                    // SAFETY: rows and heads belong to one block.
+                    unsafe { compute_heads(ctx, &to, normed, rows.clone(), range, weight, bias_n, heads) };
+                }
+            });
         });
     });
 }
@@ -166,7 +171,7 @@ unsafe fn compute_heads<E: Element>(
     normed: &Buf<E>,
     rows: Range<usize>,
     range: Range<usize>,
-    w: &Packed<E>,
+    (w, addition): (Weight<'_, E>, Option<Addition<'_, E>>),
     bias_n: Option<&Buf>,
     heads: Heads<'_>,
 ) {
@@ -182,11 +187,14 @@ unsafe fn compute_heads<E: Element>(
             k: w.k(),
             group: E::GROUP,
             a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.panels(first)),
+            b: Right::Panels(w.packed.panels(first)),
             c_row: width,
             output: bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..])),
         };
         product.run_inline(ctx, f32::numbers_mut(scratch.as_mut_slice()));
+        if let Some(addition) = addition {
+            addition.add(ctx, scratch.as_mut_slice(), rows.clone(), first, n, width);
+        }
         ctx.with_scratch_in(range.len() * e, |line: &mut Buf<E>| {
             for (part, of, at) in heads.parts().within(range) {
                 let rotates = part < 2;

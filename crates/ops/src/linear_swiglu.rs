@@ -7,12 +7,12 @@ use crate::activation::{backward_row, forward_row};
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check, is_small};
 use crate::lanes::narrow;
+use crate::low_rank::Addition;
 use crate::norm::Norm;
-use crate::numbers::{Numbers, Typed};
-use crate::pack::Packed;
+use crate::numbers::Typed;
 use crate::partition::for_blocks;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, Element};
+use crate::{Buf, Ctx, Element, Weight, WeightRows};
 
 /// Rows of a forward block, both halves of whose result fit in the cache.
 const ROWS: usize = 128;
@@ -45,19 +45,21 @@ dispatch! {
 
 /// `hidden_tf = silu(gate) · up`, where `[gate | up] = rms_norm(x_td) · Wᵀ` is `[rows, 2f]`, rounded to `E` and stored
 /// in `gate_up_t2f` if given. `gate_up_t2f` is bitwise identical to [`rms_norm`](crate::rms_norm) followed by
-/// [`linear`](crate::linear).
+/// [`linear`](crate::linear), to which a low-rank addition to the weight is added.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn linear_swiglu<E: Element>(
+pub fn linear_swiglu<'w, E: Element>(
     ctx: &Ctx,
     hidden_tf: &mut Buf<E>,
     gate_up_t2f: Option<&mut Buf<E>>,
     x_td: &Buf,
     norm: Norm<'_>,
     rows: usize,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
 ) {
+    let w = w.into();
+    w.check();
     let (f, d) = (w.n() / 2, w.k());
     assert!(w.n() == 2 * f, "gate and up must have an even number of columns in total, not {}", w.n());
     check("hidden_tf", hidden_tf, rows * f);
@@ -71,13 +73,15 @@ pub fn linear_swiglu<E: Element>(
         gate_up: gate_up_t2f.map(|gate_up| Disjoint::new(gate_up.as_mut_slice())),
     };
     let small = is_small(rows, 2 * f, d, E::GROUP);
-    for_blocks(ctx, small, (rows, ROWS), (f.div_ceil(LANES), WIDE), |rows, panels| {
-        ctx.with_scratch_in(rows.len() * d, |normed| {
-            norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
-            for cols in portions(panels, f) {
-                // SAFETY: rows and panels belong to one block.
-                unsafe { portion_forward(ctx, &to, normed, rows.clone(), cols, w) };
-            }
+    w.with_normed(ctx, x_td, norm, rows, |addition| {
+        for_blocks(ctx, small, (rows, ROWS), (f.div_ceil(LANES), WIDE), |rows, panels| {
+            ctx.with_scratch_in(rows.len() * d, |normed| {
+                norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
+                for cols in portions(panels, f) {
+                    // SAFETY: rows and panels belong to one block.
+                    unsafe { portion_forward(ctx, &to, normed, rows.clone(), cols, (w, addition)) };
+                }
+            });
         });
     });
 }
@@ -98,7 +102,7 @@ unsafe fn portion_forward<E: Element>(
     normed: &Buf<E>,
     rows: Range<usize>,
     cols: Range<usize>,
-    w: &Packed<E>,
+    (w, addition): (Weight<'_, E>, Option<Addition<'_, E>>),
 ) {
     let f = w.n() / 2;
     // The columns of `up` may begin within a panel of the weight.
@@ -112,13 +116,17 @@ unsafe fn portion_forward<E: Element>(
             k: w.k(),
             group: E::GROUP,
             a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.panels(panel)),
+            b: Right::Panels(w.packed.panels(panel)),
             c_row: width,
             output: Output::Store,
         };
         let (gate, up) = scratch.as_mut_slice().split_at_mut(half);
         product(cols.start / LANES, cols.len()).run_inline(ctx, f32::numbers_mut(gate));
         product(first, skip + cols.len()).run_inline(ctx, f32::numbers_mut(up));
+        if let Some(addition) = addition {
+            addition.add(ctx, gate, rows.clone(), cols.start / LANES, cols.len(), width);
+            addition.add(ctx, up, rows.clone(), first, skip + cols.len(), width);
+        }
         for (r, row) in rows.enumerate() {
             let (gate, up) = (&gate[r * width..][..cols.len()], &up[r * width + skip..][..cols.len()]);
             let at = |first: usize| first + cols.start..first + cols.end;
@@ -141,20 +149,24 @@ unsafe fn portion_forward<E: Element>(
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn linear_backward_swiglu<E: Element>(
+pub fn linear_backward_swiglu<'w, E: Element>(
     ctx: &Ctx,
     gate_up_t2f: &mut Buf<E>,
     hidden_tf: &mut Buf<E>,
     dy_td: &Buf,
     rows: usize,
-    w_down: &Buf,
+    w_down: impl Into<WeightRows<'w>>,
     d: usize,
     f: usize,
 ) {
+    let w_down = w_down.into();
     check("gate_up_t2f", gate_up_t2f, rows * 2 * f);
     check("hidden_tf", hidden_tf, rows * f);
     check("dy_td", dy_td, rows * d);
-    check("w_down", w_down, d * f);
+    w_down.matrix.check("w_down", d * f);
+    if let Some(low_rank) = &w_down.low_rank {
+        low_rank.check(rows, f);
+    }
     let to = Outputs {
         hidden: Disjoint::new(hidden_tf.as_mut_slice()),
         gate_up: Some(Disjoint::new(gate_up_t2f.as_mut_slice())),
@@ -181,7 +193,7 @@ unsafe fn portion_backward<E: Element>(
     dy: &Buf<E>,
     rows: Range<usize>,
     cols: Range<usize>,
-    w_down: &Buf,
+    w_down: WeightRows<'_>,
     d: usize,
     f: usize,
 ) {
@@ -193,11 +205,14 @@ unsafe fn portion_backward<E: Element>(
             k: d,
             group: E::GROUP,
             a: Left { data: E::numbers(dy.as_slice()), row: d, step: 1 },
-            b: Right::Rows { data: Numbers::F32(&w_down.as_slice()[cols.start..]), width: f },
+            b: Right::Rows { data: w_down.matrix.part(cols.start..d * f), width: f },
             c_row: cols.len(),
             output: Output::Store,
         };
         product.run_inline(ctx, f32::numbers_mut(d_hidden.as_mut_slice()));
+        if let Some(low_rank) = &w_down.low_rank {
+            low_rank.add::<E>(ctx, d_hidden.as_mut_slice(), rows.clone(), cols.clone(), f);
+        }
         let at = |first: usize| first + cols.start..first + cols.end;
         for (d_hidden, row) in d_hidden.as_slice().chunks_exact(cols.len()).zip(rows.clone()) {
             // Rows are too far apart for the hardware prefetcher.

@@ -60,15 +60,16 @@ impl Norm<'_> {
 }
 
 /// Gradients of [`rms_norm`]: `dx = rstd · (g − x̂ · mean(g · x̂))` with `g = dy · w` and `x̂ = x · rstd`,
-/// written to `dx` or added to it (`accumulate`); `dw += Σ_t dy · x̂`, tokens in fixed chunks, ascending.
+/// written to `dx` or added to it (`accumulate`); `dw += Σ_t dy · x̂`, tokens in fixed chunks, ascending; no `dw` for a
+/// frozen norm.
 ///
 /// # Panics
 ///
 /// If a length does not fit `rows` and `d`.
-pub fn rms_norm_backward<X: Element, G: Element>(
+pub fn rms_norm_backward<'w, X: Element, G: Element>(
     ctx: &Ctx,
     dx_td: &mut Buf,
-    dw_d: &mut Buf,
+    dw_d: impl Into<Option<&'w mut Buf>>,
     dy_td: &Buf<G>,
     x_td: &Buf<X>,
     w_d: &Buf,
@@ -82,11 +83,11 @@ pub fn rms_norm_backward<X: Element, G: Element>(
     assert_eq!(x_td.len(), rows * d, "rms_norm_backward: x must be [rows, d]");
     assert_eq!(rstd_t.len(), rows, "rms_norm_backward: rstd must be [rows]");
     assert_eq!(w_d.len(), d, "rms_norm_backward: w must be [d]");
-    assert_eq!(dw_d.len(), d, "rms_norm_backward: dw must be [d]");
+    let dw_d = dw_d.into();
+    assert!(dw_d.as_ref().is_none_or(|dw| dw.len() == d), "rms_norm_backward: dw must be [d]");
     let (dy, x, w, rstd) = (dy_td.as_slice(), x_td.as_slice(), w_d.as_slice(), rstd_t.as_slice());
     let chunks = rows.div_ceil(PARTIAL_ROWS);
     let dx = Disjoint::new(dx_td.as_mut_slice());
-    let dw = dw_d.as_mut_slice();
     ctx.with_scratch(chunks * d, |partial| {
         let sums = Disjoint::new(partial.as_mut_slice());
         ctx.parallel_for(chunks, |chunk| {
@@ -97,6 +98,7 @@ pub fn rms_norm_backward<X: Element, G: Element>(
             sum.fill(0.0);
             norm_backward_rows(ctx.level(), dx, sum, &dy[all.clone()], &x[all], w, &rstd[rows], accumulate);
         });
+        let Some(dw) = dw_d.map(Buf::as_mut_slice) else { return };
         for sum in partial.as_slice()[..chunks * d].chunks_exact(d) {
             for (dw, sum) in dw.iter_mut().zip(sum) {
                 *dw += sum;

@@ -1,10 +1,9 @@
 //! Weights in the layout of the forward product.
 
 use crate::disjoint::Disjoint;
-use crate::gemm::check;
 use crate::numbers::Numbers;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, Element, lanes};
+use crate::{Buf, Ctx, Element, Matrix, lanes};
 
 /// Elements below which copying is not worth a second thread.
 const SMALL: usize = 100_000;
@@ -49,7 +48,7 @@ impl<E: Element> Packed<E> {
 ///
 /// # Panics
 /// If `w_nk` does not have `n * k` elements.
-pub fn pack<E: Element>(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed<E> {
+pub fn pack<'w, E: Element>(ctx: &Ctx, w_nk: impl Into<Matrix<'w>>, n: usize, k: usize) -> Packed<E> {
     let len = n.next_multiple_of(LANES) * k.next_multiple_of(E::GROUP);
     let mut packed = Packed { n, k, panels: Buf::zeros(len) };
     repack(ctx, &mut packed, w_nk);
@@ -60,10 +59,10 @@ pub fn pack<E: Element>(ctx: &Ctx, w_nk: &Buf, n: usize, k: usize) -> Packed<E> 
 ///
 /// # Panics
 /// If `w_nk` does not have `n * k` elements.
-pub fn repack<E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: &Buf) {
+pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into<Matrix<'w>>) {
     let (n, k, size) = (packed.n, packed.k, packed.panel());
-    check("w_nk", w_nk, n * k);
-    let w = w_nk.as_slice();
+    let w = w_nk.into();
+    w.check("w_nk", n * k);
     let out = Disjoint::new(packed.panels.as_mut_slice());
     let panels = n.div_ceil(LANES);
     let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
@@ -72,7 +71,14 @@ pub fn repack<E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: &Buf) {
             // SAFETY: each panel belongs to one piece.
             let panel = unsafe { out.slice(p * size..(p + 1) * size) };
             let rows = LANES.min(n - p * LANES);
-            pack_panel(ctx.level(), panel, &w[p * LANES * k..][..rows * k], k);
+            let range = p * LANES * k..(p * LANES + rows) * k;
+            match w.part(range.clone()) {
+                Numbers::F32(rows) => pack_panel(ctx.level(), panel, rows, k),
+                Numbers::Bf16(_) => ctx.with_scratch(rows * k, |wide| {
+                    w.widen(range, wide.as_mut_slice());
+                    pack_panel(ctx.level(), panel, wide.as_slice(), k);
+                }),
+            }
         }
     });
 }

@@ -47,6 +47,22 @@ pub enum RunError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     ModelConfig(#[from] rloom_model::ConfigError),
+    /// A stage trains all weights of a model that has an adapter.
+    #[error("stage `{stage}` trains all weights, but its model is an adapter over a base")]
+    #[diagnostic(help(
+        "continue the adapter with `lora`, or start from `rloom export ADAPTER model --merge --out FOLDER`"
+    ))]
+    AdapterStart {
+        /// The stage.
+        stage: String,
+    },
+    /// A stage continues an adapter with other settings.
+    #[error("stage `{stage}`: the adapter that it continues was made with other settings of `lora`")]
+    #[diagnostic(help("set `lora` to the rank, `alpha` and layers in its adapter_config.json"))]
+    OtherAdapter {
+        /// The stage.
+        stage: String,
+    },
     /// The model could not be downloaded.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -123,6 +139,18 @@ pub enum RunError {
         domain: String,
         /// Domains that components name.
         judged: Vec<String>,
+    },
+    /// Rows that are read as texts, in an environment that would have to play them.
+    #[error(
+        "{used_by}: {rows} are for the environment `single_turn`, but the stage has `{environment}`: remove one of the two"
+    )]
+    UnplayedRows {
+        /// Name of the stage.
+        used_by: String,
+        /// What is read as texts.
+        rows: &'static str,
+        /// Name of the environment.
+        environment: String,
     },
     /// A summary that is never requested.
     #[error(

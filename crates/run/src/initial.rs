@@ -20,9 +20,15 @@ use crate::{Policy, RunError};
 fn open_policy(folder: &Path, config: &Config) -> Result<Policy, RunError> {
     if config.stages.iter().all(Stage::trains_outside) {
         Policy::open_outside(folder, config.dtype)
+    } else if config.stages.iter().all(has_adapter) {
+        Policy::open_frozen(folder, config.dtype)
     } else {
         Policy::open(folder, config.dtype)
     }
+}
+
+fn has_adapter(stage: &Stage) -> bool {
+    stage.trainer.lora.is_some()
 }
 
 /// Name of the file operations.
@@ -30,7 +36,7 @@ const AREA: &str = "initial";
 
 /// True if the stage reads the weights that it started from until its end.
 pub(crate) fn reads_start(stage: &Stage) -> bool {
-    stage.algorithm.needs_reference() || stage.algorithm.prm.is_some()
+    stage.algorithm.needs_reference() || stage.algorithm.prm.is_some() || has_adapter(stage)
 }
 
 /// The first stage that reads the initial weights in an attempt that resumes from a checkpoint of the stage at `first`.
@@ -53,6 +59,11 @@ pub(crate) fn policy_of_new_run(
     let policy = open_policy(&folder, config)?;
     if reader(config, 0).is_some() {
         keep(directory, &folder, &policy.tokenizer)?;
+    }
+    if config.stages.iter().any(has_adapter) && directory.path().join(INITIAL).exists() {
+        // Adapters name the run's own copy as their base, in this attempt and in later ones.
+        drop(policy);
+        return open_policy(&directory.path().join(INITIAL), config);
     }
     Ok(policy)
 }

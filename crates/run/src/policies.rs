@@ -120,6 +120,9 @@ impl RunPolicies {
                 continue;
             };
             let opponents = Arc::new(Opponents::new(inputs.seed, stage, policy.id()));
+            let state =
+                resumed.and_then(|state| state.leagues.get(&policy.name)).cloned().unwrap_or_default();
+            opponents.restore(state.drawn.clone());
             policies.leagues.insert(policy.name.clone(), Arc::clone(&opponents));
             let of = self.all.iter().find(|other| other.name == settings.of);
             leagues.push(StageLeague {
@@ -129,7 +132,7 @@ impl RunPolicies {
                 every: settings.every,
                 by_win_rate: settings.draw == OpponentDraw::WinRate,
                 opponents,
-                state: resumed.and_then(|state| state.leagues.get(&policy.name)).cloned().unwrap_or_default(),
+                state,
             });
         }
         (policies, leagues)

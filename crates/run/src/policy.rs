@@ -42,7 +42,15 @@ enum Weights {
 impl Policy {
     /// Opens a Hugging Face folder and reads its weights; computes in `dtype`.
     pub fn open(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
-        let model = Model::load(folder)?.with_dtype(dtype);
+        Self::of_folder(folder, dtype, Model::load(folder)?.with_dtype(dtype))
+    }
+
+    /// As [`open`](Self::open), for weights that are not trained: with bf16 they are never in memory as f32.
+    pub fn open_frozen(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
+        Self::of_folder(folder, dtype, Model::load_frozen(folder, dtype)?)
+    }
+
+    fn of_folder(folder: &Path, dtype: Dtype, model: Model) -> Result<Self, RunError> {
         let tokenizer = Tokenizer::load(folder)?;
         let generation = GenerationConfig::load(folder, model.config())?;
         let policy = Self::in_memory(model, tokenizer, generation);

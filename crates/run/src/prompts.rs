@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
+use rloom_algo::DataKind;
 use rloom_collect::{
-    PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
+    PromptError, PromptRoom, RowCounts, RowLimits, Selection, TaskLength, check_room, measure_prompts,
 };
 use rloom_config::{Config, EvalSettings, ModelSource, Stage};
-use rloom_data::{Cursor, DataSettings, Dataset, Split};
+use rloom_core::LossOn;
+use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
 use rloom_env::EnvironmentSettings;
 use rloom_hub::Hub;
 use rloom_reward::RewardSettings;
-use rloom_telemetry::PromptSummary;
+use rloom_telemetry::{PromptSummary, RowSummary};
 use rloom_text::Tokenizer;
 use serde_json::Value;
 
@@ -62,18 +64,32 @@ pub fn measure_prompts_of(config: &Config, context: usize) -> Result<Option<Vec<
     Ok(Some(summaries))
 }
 
+/// What a stage reads from the rows of its data.
+pub(crate) fn row_kind(stage: &Stage) -> RowKind {
+    match stage.algorithm.method.data() {
+        None => RowKind::Prompts,
+        Some(DataKind::Demonstrations) => RowKind::Demonstrations,
+        Some(DataKind::Pairs) => RowKind::Pairs,
+        Some(DataKind::Labels) => RowKind::Labels,
+        Some(DataKind::Steps) => RowKind::Steps,
+    }
+}
+
+/// A split of the data, and what is read from its rows.
+pub(crate) type SplitRows = (Split, RowKind);
+
 /// The rows that remain of each data set of a run, for each environment that it is used in.
 #[derive(Debug, Default)]
-pub(crate) struct KeptRows(Vec<(DataSettings, Split, EnvironmentSettings, Vec<bool>)>);
+pub(crate) struct KeptRows(Vec<(DataSettings, SplitRows, EnvironmentSettings, Vec<bool>)>);
 
 impl KeptRows {
     fn find(
         &self,
         data: &DataSettings,
-        split: Split,
+        split: SplitRows,
         environment: &EnvironmentSettings,
     ) -> Option<&Vec<bool>> {
-        let is_same = |(own, of, by, _): &&(DataSettings, Split, EnvironmentSettings, Vec<bool>)| {
+        let is_same = |(own, of, by, _): &&(DataSettings, SplitRows, EnvironmentSettings, Vec<bool>)| {
             own == data && *of == split && by == environment
         };
         self.0.iter().find(is_same).map(|(.., kept)| kept)
@@ -83,12 +99,12 @@ impl KeptRows {
     pub(crate) fn open(
         &self,
         data: &DataSettings,
-        split: Split,
+        split: SplitRows,
         environment: &EnvironmentSettings,
         seed: u64,
         hub: &Hub,
     ) -> Result<Dataset, RunError> {
-        let mut dataset = Dataset::open_with(data, split, seed, hub)?;
+        let mut dataset = Dataset::open_kind(data, split.0, split.1, seed, hub)?;
         for (data, part) in data.parts().zip(dataset.parts_mut()) {
             if let Some(kept) = self.find(data, split, environment) {
                 part.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
@@ -102,10 +118,11 @@ impl KeptRows {
 struct DataUse<'c> {
     name: String,
     data: &'c DataSettings,
-    split: Split,
+    split: SplitRows,
     /// Most tasks that are used.
     limit: u64,
-    room: PromptRoom,
+    /// Room for the completions of prompts; `None` for rows.
+    max_new_tokens: Option<usize>,
     /// Scoring of the completions; `None` for demonstrations.
     reward: Option<&'c RewardSettings>,
     environment: &'c EnvironmentSettings,
@@ -113,20 +130,17 @@ struct DataUse<'c> {
 
 impl<'c> DataUse<'c> {
     /// The uses of the sources of a stage.
-    fn of_stage(stage: &'c Stage, context: usize) -> Vec<Self> {
+    fn of_stage(stage: &'c Stage) -> Vec<Self> {
         let rollout = stage.rollout.as_ref();
-        let room = match rollout {
-            Some(rollout) => {
-                PromptRoom::Completion { context, max_new_tokens: rollout.sampling.max_new_tokens }
-            }
-            None => PromptRoom::Demonstration { context },
-        };
         let of_source = |(name, data)| Self {
             name,
             data,
-            split: if rollout.is_some() { Split::Train } else { Split::Demonstration },
+            split: match rollout {
+                Some(_) => (Split::Train, RowKind::Prompts),
+                None => (Split::Demonstration, row_kind(stage)),
+            },
             limit: u64::MAX,
-            room,
+            max_new_tokens: rollout.map(|rollout| rollout.sampling.max_new_tokens),
             reward: rollout.map(|rollout| &rollout.reward),
             environment: &stage.environment,
         };
@@ -134,22 +148,34 @@ impl<'c> DataUse<'c> {
     }
 
     /// The uses of the sources of an evaluation, or of one of its further sets.
-    fn of_evaluation(set: Option<&str>, eval: &'c EvalSettings, context: usize) -> Vec<Self> {
+    fn of_evaluation(set: Option<&str>, eval: &'c EvalSettings) -> Vec<Self> {
         let name = set.map_or_else(|| "eval".to_owned(), |set| format!("eval set {set}"));
         let of_source = |(name, data)| Self {
             name,
             data,
-            split: Split::Eval,
+            split: (Split::Eval, RowKind::Prompts),
             limit: eval.tasks,
-            room: PromptRoom::Completion { context, max_new_tokens: eval.sampling.max_new_tokens },
+            max_new_tokens: Some(eval.sampling.max_new_tokens),
             reward: Some(&eval.reward),
             environment: &eval.environment,
         };
         named_sources(&name, &eval.data).map(of_source).collect()
     }
 
-    fn max_prompt_tokens(&self) -> Option<u64> {
-        self.data.source.files().and_then(|files| files.max_prompt_tokens)
+    /// Limits on the lengths of the rows.
+    fn limits(&self, dataset: &Dataset, context: usize) -> RowLimits {
+        RowLimits {
+            max_prompt_tokens: self.data.source.files().and_then(|files| files.max_prompt_tokens),
+            context,
+            rules: self.split.1.is_offline().then(|| dataset.rules(0)),
+        }
+    }
+
+    fn room(&self, limits: &RowLimits) -> PromptRoom {
+        match self.max_new_tokens {
+            Some(max_new_tokens) => PromptRoom::Completion { context: limits.context, max_new_tokens },
+            None => PromptRoom::Demonstration { room: limits.room() },
+        }
     }
 
     /// Reader of the reference answers of a domain, in messages.
@@ -170,11 +196,28 @@ impl<'c> DataUse<'c> {
                 let judged = reward.named_domains().into_iter().map(str::to_owned).collect();
                 return Err(RunError::DomainNotJudged { used_by: used_by(), domain, judged });
             }
-            if self.split == Split::Eval && !reward.verified().contains(&domain) {
+            if self.split.0 == Split::Eval && !reward.verified().contains(&domain) {
                 return Err(RunError::DomainNotVerified { used_by: used_by(), domain });
             }
         }
         Ok(())
+    }
+
+    /// Checks that no environment is expected to play rows of which only texts are read.
+    fn check_environment(&self, dataset: &Dataset) -> Result<(), RunError> {
+        let rows = match (self.split.1, dataset.rules(0).loss_on) {
+            (RowKind::Steps, _) => "steps with labels",
+            (RowKind::Demonstrations, LossOn::Assistant) => "`loss_on = \"assistant\"`",
+            _ => return Ok(()),
+        };
+        match self.environment.name() {
+            "single_turn" => Ok(()),
+            environment => Err(RunError::UnplayedRows {
+                used_by: self.name.clone(),
+                rows,
+                environment: environment.to_owned(),
+            }),
+        }
     }
 
     /// Checks that a summary is requested before the context is full.
@@ -210,7 +253,7 @@ pub(crate) struct PromptCheck<'a> {
 #[derive(Debug)]
 struct Measured {
     data: DataSettings,
-    split: Split,
+    split: SplitRows,
     selection: Selection,
     tools: Vec<Value>,
     lengths: Vec<TaskLength>,
@@ -237,10 +280,9 @@ impl<'a> PromptCheck<'a> {
     ) -> Result<Option<KeptRows>, RunError> {
         let stages = &config.stages[first.min(config.stages.len())..];
         let eval = config.eval.as_ref().filter(|_| stages.iter().any(|stage| stage.eval_every > 0));
-        let context = self.context;
-        let uses = stages.iter().flat_map(|stage| DataUse::of_stage(stage, context));
+        let uses = stages.iter().flat_map(DataUse::of_stage);
         let sets: Vec<_> = eval.into_iter().flat_map(EvalSettings::all_sets).collect();
-        let sets = sets.iter().flat_map(|(name, eval)| DataUse::of_evaluation(*name, eval, context));
+        let sets = sets.iter().flat_map(|(name, eval)| DataUse::of_evaluation(*name, eval));
         let mut kept = KeptRows::default();
         for one in uses.chain(sets) {
             let Some(summary) = self.one(&one, &mut kept, progress)? else { return Ok(None) };
@@ -261,7 +303,13 @@ impl<'a> PromptCheck<'a> {
         if quotas.is_empty() && filters.is_empty() {
             return Ok(());
         }
-        let dataset = kept.open(&stage.data, Split::Train, &stage.environment, self.seed, self.hub)?;
+        let dataset = kept.open(
+            &stage.data,
+            (Split::Train, RowKind::Prompts),
+            &stage.environment,
+            self.seed,
+            self.hub,
+        )?;
         Cursor::over(&dataset, &quotas, stage.order, self.seed, index)?;
         let domains = dataset.domains();
         match filters.keys().find(|domain| !domains.contains_key(*domain)) {
@@ -278,7 +326,7 @@ impl<'a> PromptCheck<'a> {
     pub(crate) fn evaluation(mut self, eval: &EvalSettings) -> Result<KeptRows, RunError> {
         let mut kept = KeptRows::default();
         for (name, eval) in eval.all_sets() {
-            for one in DataUse::of_evaluation(name, &eval, self.context) {
+            for one in DataUse::of_evaluation(name, &eval) {
                 self.one(&one, &mut kept, &mut |_| true)?;
             }
         }
@@ -291,31 +339,34 @@ impl<'a> PromptCheck<'a> {
         kept: &mut KeptRows,
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<PromptSummary>, RunError> {
-        let mut dataset = Dataset::open_with(one.data, one.split, self.seed, self.hub)?;
+        let (split, kind) = one.split;
+        let mut dataset = Dataset::open_kind(one.data, split, kind, self.seed, self.hub)?;
+        one.check_environment(&dataset)?;
         one.check_domains(&dataset)?;
         one.check_history(self.context)?;
         dataset.check_answers(&|domain| one.answer_reader(domain))?;
-        let limit = one.max_prompt_tokens();
-        let span = if limit.is_some() { dataset.len() } else { dataset.len().min(one.limit) };
+        let limits = one.limits(&dataset, self.context);
+        let drops = limits.drops_rows() && !dataset.is_generated();
+        let span = if drops { dataset.len() } else { dataset.len().min(one.limit) };
         let selection = if dataset.is_generated() {
             Selection { span, count: span.min(GENERATED) }
         } else {
             Selection::first(span)
         };
         let Some(mut lengths) = self.lengths(one, &dataset, selection, progress)? else { return Ok(None) };
-        let (before, mut used) = (lengths.len(), selection);
-        if let Some(limit) = limit {
+        let (mut counts, mut used) = (RowCounts::default(), selection);
+        if drops {
             if kept.find(one.data, one.split, one.environment).is_none() {
-                let is_kept = lengths.iter().map(|length| u64::from(length.prompt) <= limit).collect();
-                kept.0.push((one.data.clone(), one.split, one.environment.clone(), is_kept));
+                let rows = limits.kept(&lengths);
+                kept.0.push((one.data.clone(), one.split, one.environment.clone(), rows));
             }
-            lengths = drop_long_prompts(&mut dataset, &lengths, limit).map_err(|source| one.error(source))?;
+            (lengths, counts) = limits.apply(&mut dataset, &lengths).map_err(|source| one.error(source))?;
             used = Selection::first(lengths.len() as u64);
         }
-        let dropped = (before - lengths.len()) as u64;
         lengths.truncate(usize::try_from(one.limit).unwrap_or(usize::MAX));
-        check_room(&dataset, &lengths, used, one.room).map_err(|source| one.error(source))?;
-        Ok(Some(summary(one, dataset.len(), dropped, &lengths)))
+        let room = one.room(&limits);
+        check_room(&dataset, &lengths, used, room).map_err(|source| one.error(source))?;
+        Ok(Some(summary(one, dataset.len(), room, counts, &lengths)))
     }
 
     /// The tools that the prompts of an environment declare.
@@ -346,7 +397,7 @@ impl<'a> PromptCheck<'a> {
             return Ok(Some(measured.lengths.clone()));
         }
         let mut report = |done| progress(PromptProgress::Measuring { done, total: selection.count });
-        let with_demonstrations = one.split == Split::Demonstration;
+        let with_demonstrations = one.split.1.is_offline();
         let mut variables = one.data.prompt_format.template_variables.clone();
         if !tools.is_empty() {
             variables.insert("tools".to_owned(), Value::Array(tools.clone()));
@@ -377,16 +428,48 @@ fn named_sources<'c>(user: &str, data: &'c DataSettings) -> impl Iterator<Item =
     data.parts().enumerate().map(move |(index, part)| (name(index + 1), part))
 }
 
-fn summary(one: &DataUse<'_>, tasks: u64, dropped: u64, lengths: &[TaskLength]) -> PromptSummary {
-    let mut prompts: Vec<u32> = lengths.iter().map(|length| length.prompt).collect();
-    prompts.sort_unstable();
+fn summary(
+    one: &DataUse<'_>,
+    tasks: u64,
+    room: PromptRoom,
+    counts: RowCounts,
+    lengths: &[TaskLength],
+) -> PromptSummary {
+    let prompts = sorted(lengths.iter().map(|length| length.prompt));
+    let rows = one.split.1.is_offline().then(|| {
+        let completions = sorted(lengths.iter().map(|length| length.demonstration));
+        RowSummary {
+            kind: one.split.1.to_string(),
+            prompt_p95: quantile(&prompts, 95),
+            median: quantile(&completions, 50),
+            p95: quantile(&completions, 95),
+            longest: quantile(&completions, 100),
+            tokens: lengths.iter().map(|length| length.total()).sum(),
+            long: counts.long,
+            no_room: counts.no_room,
+            cut: counts.cut,
+        }
+    });
     PromptSummary {
         used_by: one.name.clone(),
         tasks,
         measured: prompts.len() as u64,
-        median: prompts.get(prompts.len() / 2).copied().unwrap_or(0).into(),
-        longest: prompts.last().copied().unwrap_or(0).into(),
-        room: one.room.tokens() as u64,
-        dropped,
+        median: quantile(&prompts, 50),
+        longest: quantile(&prompts, 100),
+        room: room.tokens() as u64,
+        dropped: counts.long_prompts,
+        rows,
     }
+}
+
+fn sorted(lengths: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut lengths: Vec<u32> = lengths.collect();
+    lengths.sort_unstable();
+    lengths
+}
+
+/// The length that `percent` of the sorted lengths do not exceed; the middle one for 50.
+fn quantile(sorted: &[u32], percent: usize) -> u64 {
+    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(at).copied().unwrap_or(0).into()
 }

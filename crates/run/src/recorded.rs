@@ -62,6 +62,7 @@ pub(crate) enum JournalFate {
 pub(crate) struct RecordedStage {
     files: StepFiles,
     groups: BTreeMap<Ticket, JournalGroup>,
+    /// Groups of each batch, in training order.
     cuts: BTreeMap<u64, Vec<Ticket>>,
     /// Advantages of each batch from a Python function.
     advantages: BTreeMap<u64, GivenAdvantages>,
@@ -82,6 +83,7 @@ impl RecordedStage {
         let mut groups: BTreeMap<Ticket, JournalGroup> = BTreeMap::new();
         let mut cuts: BTreeMap<u64, Vec<Ticket>> = BTreeMap::new();
         let (mut advantages, mut weights) = (BTreeMap::new(), BTreeMap::new());
+        let mut new: Vec<(Ticket, u64)> = Vec::new();
         for record in recovered.snapshot.into_iter().chain(recovered.log) {
             match record {
                 Record::Episode { ticket, sample, episode } => {
@@ -94,8 +96,15 @@ impl RecordedStage {
                 Record::Failed { ticket, reason } => {
                     groups.entry(ticket).or_default().fate = Some(JournalFate::Failed(reason));
                 }
-                Record::Cut { batch, tickets, advantages: given } => {
-                    cuts.insert(batch, tickets);
+                Record::Reusable { ticket, task, batch } => {
+                    let fate = Some(JournalFate::Cut { batch, is_trained: true });
+                    let group = groups.entry(ticket).or_default();
+                    (group.task, group.fate) = (Some(task), fate);
+                }
+                Record::Cut { batch, tickets, reused, advantages: given } => {
+                    new.extend(tickets.iter().map(|&ticket| (ticket, batch)));
+                    let reused = reused.into_iter().map(|group| group.ticket);
+                    cuts.insert(batch, tickets.into_iter().chain(reused).collect());
                     advantages.extend(given.map(|given| (batch, given)));
                 }
                 Record::Trained { batch, weights: digest, .. } => {
@@ -111,11 +120,9 @@ impl RecordedStage {
                 | Record::SnapshotEnd => {}
             }
         }
-        for (&batch, tickets) in &cuts {
-            for ticket in tickets {
-                let fate = JournalFate::Cut { batch, is_trained: weights.contains_key(&batch) };
-                groups.entry(*ticket).or_default().fate = Some(fate);
-            }
+        for (ticket, batch) in new {
+            let fate = JournalFate::Cut { batch, is_trained: weights.contains_key(&batch) };
+            groups.entry(ticket).or_default().fate = Some(fate);
         }
         let files = StepFiles::new(directory, name, last_step(lines, name));
         Ok(Self { files, groups, cuts, advantages, weights })

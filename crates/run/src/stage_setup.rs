@@ -12,7 +12,7 @@ use rloom_collect::{
 use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
 use rloom_core::PolicyId;
-use rloom_data::{Cursor, DataSettings, Dataset, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
@@ -24,7 +24,7 @@ use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
 use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
-use crate::prompts::{KeptRows, PromptCheck};
+use crate::prompts::{KeptRows, PromptCheck, row_kind};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains};
 
@@ -166,18 +166,18 @@ impl RunInputs {
     ) -> Result<(GroupSource<R>, Cursor, bool), RunError> {
         let seed = self.seed;
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, role);
-        let open = |split| rows.open(&stage.data, split, &stage.environment, seed, &self.hub);
+        let open = |split, kind| rows.open(&stage.data, (split, kind), &stage.environment, seed, &self.hub);
         let quotas = stage.rollout.as_ref().map(|rollout| rollout.domains.names()).unwrap_or_default();
         let cursor = |dataset: &Dataset| Cursor::over(dataset, &quotas, stage.order, seed, index);
         if let Some(run) = recorded.filter(|_| stage.rollout.is_some()) {
             let group_size = stage.algorithm.group_size;
             let source =
                 RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
-            let dataset = open(Split::Train)?;
+            let dataset = open(Split::Train, RowKind::Prompts)?;
             return Ok((GroupSource::Recorded(source), cursor(&dataset)?, false));
         }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
-            let dataset = open(Split::Demonstration)?;
+            let dataset = open(Split::Demonstration, row_kind(stage))?;
             let cursor = cursor(&dataset)?;
             let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
             let source = GroupSource::Demonstrations(DemonstrationSource {
@@ -190,7 +190,7 @@ impl RunInputs {
             });
             return Ok((source, cursor, false));
         };
-        let dataset = open(Split::Train)?;
+        let dataset = open(Split::Train, RowKind::Prompts)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
         let world = stage.environment.world(timeout, host_of("environment"))?;
@@ -245,7 +245,8 @@ impl RunInputs {
         policies: &AgentPolicies,
         rows: &KeptRows,
     ) -> Result<Evaluator<R>, RunError> {
-        let dataset = rows.open(&eval.data, Split::Eval, &eval.environment, self.seed, &self.hub)?;
+        let split = (Split::Eval, RowKind::Prompts);
+        let dataset = rows.open(&eval.data, split, &eval.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(eval.rollout.timeout_seconds());
         let host_of = |role: &str| self.functions.as_ref()?.of(index as usize, &format!("{prefix}{role}"));
         let world = eval.environment.world(timeout, host_of("environment"))?;

@@ -11,7 +11,7 @@ use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
 use rloom_collect::{AgentPolicies, BoundedEngine};
 use rloom_config::{Config, Stage as StageConfig};
-use rloom_core::PolicyVersion;
+use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{Form, PublishedPolicy, RolloutEngine, TrainEngine};
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, Models};
@@ -459,6 +459,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             stage.steps,
             eval_every,
             stage.checkpoint_every,
+            RandomKey::new(seed, index as u32, Purpose::Reuse, 0),
         );
         let run = &self.config.run;
         let retention = CheckpointRetention { last: run.keep_last as usize, every: run.keep_every };
@@ -525,7 +526,7 @@ fn for_sampler(stage: &StageConfig, is_exact: bool) -> Result<Cow<'_, StageConfi
     if is_exact || stage.rollout.is_none() {
         return Ok(Cow::Borrowed(stage));
     }
-    let sampler = Sampler { max_staleness: stage.schedule().max_staleness, is_exact };
+    let sampler = Sampler { max_staleness: stage.schedule().max_trained_age(), is_exact };
     let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
     Ok(Cow::Owned(StageConfig { algorithm, ..stage.clone() }))
 }

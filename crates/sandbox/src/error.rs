@@ -24,9 +24,7 @@ pub enum SandboxError {
     },
     /// A program that the sandbox cannot start.
     #[error("cannot start {program:?} in the sandbox: {reason}")]
-    #[diagnostic(help(
-        "install the program below /usr, or name its folder in `readable` of the `code` reward"
-    ))]
+    #[diagnostic(help("install the program below /usr, or name its folder in `readable` next to `sandbox`"))]
     NotStarted {
         /// The program.
         program: String,
@@ -49,6 +47,9 @@ pub enum SandboxError {
         /// True if another attempt may succeed.
         may_pass: bool,
     },
+    /// A program that was stopped.
+    #[error("the program was stopped")]
+    Stopped,
     /// A helper process or a server that did not answer in time.
     #[error("the sandbox did not answer within {} s", timeout.as_secs_f64())]
     TimedOut {

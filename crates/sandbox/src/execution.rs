@@ -23,8 +23,22 @@ pub struct Execution {
     pub reports: bool,
     /// Folders of the machine that the program can read, in addition to those of the system.
     pub readable: Vec<PathBuf>,
+    /// The only server that the program can reach.
+    pub service: Option<Service>,
+    /// Passes standard output and error on while the program runs, to the reader of [`Sandbox::run_until`](crate::Sandbox::run_until),
+    /// instead of returning them.
+    pub passes_output: bool,
     /// Limits.
     pub limits: Limits,
+}
+
+/// A server of the machine on 127.0.0.1. The program reaches it at the same address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// Port of the server.
+    pub port: u16,
+    /// A Unix socket of the same server, for namespaces, which have a network of their own. All users can connect to it.
+    pub socket: PathBuf,
 }
 
 /// A file of the working folder.

@@ -1,11 +1,20 @@
-use std::io;
+use std::io::{self, Read};
 
 use rloom_core::Program;
 
-use crate::{Choice, Execution, Outcome, SandboxError, Tier, Unavailable};
+use crate::{Choice, Execution, Outcome, SandboxError, Service, Stopper, Tier, Unavailable};
 
 /// Name of the hidden command that runs a helper: it calls [`run_helper`].
 pub const COMMAND: &str = "sandbox";
+
+/// Reader of the output of a program.
+type ReadOutput = Box<dyn FnOnce(&mut dyn Read) + Send>;
+
+/// An execution that can be stopped, whose output is read while it runs.
+pub(crate) struct Watched<'a> {
+    pub(crate) stopper: &'a Stopper,
+    pub(crate) output: ReadOutput,
+}
 
 /// Runs programs in the best available tier.
 #[derive(Debug, Clone)]
@@ -21,6 +30,19 @@ impl Sandbox {
     /// Finds the best tier of the machine that the choice permits, by running a program in it. `program` is the binary
     /// with the hidden command.
     pub fn detect(program: &Program, choice: Choice) -> Result<Self, SandboxError> {
+        Self::detect_for(program, choice, None)
+    }
+
+    /// Finds the best tier in which a program can reach a server, and nothing else of the network.
+    pub fn detect_with(program: &Program, choice: Choice, service: &Service) -> Result<Self, SandboxError> {
+        Self::detect_for(program, choice, Some(service))
+    }
+
+    fn detect_for(
+        program: &Program,
+        choice: Choice,
+        service: Option<&Service>,
+    ) -> Result<Self, SandboxError> {
         let mut unavailable = Vec::new();
         for tier in choice.tiers() {
             let sandbox = Self {
@@ -30,7 +52,7 @@ impl Sandbox {
                 #[cfg(target_os = "linux")]
                 pool: std::sync::Arc::default(),
             };
-            match sandbox.check() {
+            match sandbox.check(service) {
                 Ok(()) => return Ok(sandbox.in_delegated_groups()),
                 Err(reason) => unavailable.push(Unavailable { tier: *tier, reason }),
             }
@@ -44,7 +66,7 @@ impl Sandbox {
         let Some(groups) = crate::group::Groups::find() else { return self };
         let sandbox =
             Self { pool: std::sync::Arc::new(crate::helper::Pool::new(Some(groups))), ..self.clone() };
-        if sandbox.check().is_ok() { sandbox } else { self }
+        if sandbox.check(None).is_ok() { sandbox } else { self }
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -88,19 +110,34 @@ impl Sandbox {
 
     /// Runs a program to its end.
     pub fn run(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
+        self.run_in_helper(execution, None)
+    }
+
+    /// Runs a program to its end, or until it is stopped. If the execution passes output on, `output` reads it in a thread of
+    /// its own.
+    pub fn run_until(
+        &self,
+        execution: &Execution,
+        stopper: &Stopper,
+        output: impl FnOnce(&mut dyn Read) + Send + 'static,
+    ) -> Result<Outcome, SandboxError> {
+        self.run_in_helper(execution, Some(Watched { stopper, output: Box::new(output) }))
+    }
+
+    fn check_names(execution: &Execution) -> Result<(), SandboxError> {
         let names = execution.files.iter().map(|file| &file.name).chain(&execution.outputs);
         for name in names {
             if !crate::execution::is_file_name(name) {
                 return Err(SandboxError::FileName { name: name.clone() });
             }
         }
-        self.run_in_helper(execution)
+        Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, service: Option<&Service>) -> Result<(), String> {
         const CODE: i32 = 7;
         let command = ["/bin/sh", "-c", "exit 7"].map(str::to_owned).to_vec();
-        let execution = Execution { command, ..Execution::default() };
+        let execution = Execution { command, service: service.cloned(), ..Execution::default() };
         match self.run(&execution) {
             Ok(outcome) if outcome.ending == crate::Ending::Exited(CODE) => Ok(()),
             Ok(outcome) => Err(format!("a test program ended with {:?}", outcome.ending)),
@@ -110,12 +147,18 @@ impl Sandbox {
     }
 
     #[cfg(target_os = "linux")]
-    fn run_in_helper(&self, execution: &Execution) -> Result<Outcome, SandboxError> {
-        crate::helper::call(&self.program, self.tier, &self.pool, execution)
+    fn run_in_helper(
+        &self,
+        execution: &Execution,
+        watched: Option<Watched<'_>>,
+    ) -> Result<Outcome, SandboxError> {
+        Self::check_names(execution)?;
+        crate::helper::call(&self.program, self.tier, &self.pool, execution, watched)
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn run_in_helper(&self, _: &Execution) -> Result<Outcome, SandboxError> {
+    fn run_in_helper(&self, execution: &Execution, _: Option<Watched<'_>>) -> Result<Outcome, SandboxError> {
+        Self::check_names(execution)?;
         Err(SandboxError::Failed { reason: "Linux is required".to_owned() })
     }
 }

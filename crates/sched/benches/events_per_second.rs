@@ -23,6 +23,7 @@ fn main() -> Result<(), SchedError> {
                 stragglers: Stragglers::Drop,
                 evaluate_every: 0,
                 checkpoint_every: 0,
+                reuse: None,
             };
             let (events, commands_issued, most_open, seconds) = drive(settings)?;
             println!(

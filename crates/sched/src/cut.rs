@@ -1,19 +1,27 @@
-//! SCHED-2, SCHED-4 and SCHED-7: cutting batches and dropping groups that no batch can contain.
+//! SCHED-2, SCHED-4, SCHED-7 and SCHED-10: cutting batches and dropping groups that no batch can contain.
 
 use crate::groups::HeldGroup;
 use crate::state::InFlightWork;
+use crate::wait::Deadlines;
 use crate::{End, Scheduler, SchedulerCommand, Stragglers};
 
 impl Scheduler {
     /// Cuts a batch if enough groups are ready, and drops the groups that are too old for all later batches.
     pub(crate) fn cut(&mut self, commands: &mut Vec<SchedulerCommand>) {
         let size = usize::try_from(self.settings.groups_per_batch).unwrap_or(usize::MAX);
-        let Some(tickets) = self.groups.take_batch(size) else { return };
+        let mut ages = Vec::new();
+        let rule = self.settings.reuse;
+        let note_age = |ticket, oldest| ages.extend(rule.map(|_| (ticket, oldest)));
+        let waits = self.settings.stragglers == Stragglers::Wait;
+        let (batch, max_staleness) = (self.version.0, self.settings.max_staleness);
+        let deadlines = waits.then_some(Deadlines { batch, size, max_staleness });
+        let Some(tickets) = self.groups.take_batch(size, deadlines, note_age) else { return };
+        let reused = rule.map(|rule| self.reuse.cut(&rule, self.version.0, ages)).unwrap_or_default();
         self.in_flight = InFlightWork::Training(tickets.clone());
         self.deferred_round = false;
         // Before the training command: a driver that trains synchronously must not keep generating for dropped groups.
         self.drop_untrainable(commands);
-        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets });
+        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets, reused });
     }
 
     /// Number of the next batch to be cut: the earliest one that an open group can still join.

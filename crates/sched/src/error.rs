@@ -41,6 +41,9 @@ pub enum SchedError {
     #[error("deferring stragglers requires {0}")]
     #[diagnostic(help("set `stragglers = \"drop\"`, or change that setting"))]
     DeferRequires(Requirement),
+    /// Waiting for stragglers conflicts with another setting.
+    #[error("waiting for stragglers requires {0}")]
+    WaitRequires(Requirement),
     /// Weights of quotas that are not usable.
     #[error("the quotas need finite weights that are not negative, and one above 0")]
     Quotas,
@@ -105,6 +108,8 @@ pub enum Requirement {
     Oversampling,
     /// `max_staleness` of 0.
     NoStaleness,
+    /// `max_staleness` above 0.
+    Staleness,
     /// No quotas of domains.
     NoQuotas,
 }
@@ -117,6 +122,7 @@ impl fmt::Display for Requirement {
             Self::NoOversampling => "`oversample = 0`",
             Self::Oversampling => "`oversample` above 0",
             Self::NoStaleness => "`max_staleness = 0`",
+            Self::Staleness => "`max_staleness` above 0",
             Self::NoQuotas => "that there are no `domains.quotas`",
         })
     }
@@ -151,6 +157,9 @@ pub enum StateDefect {
     /// Quotas that contradict themselves, the settings or the open groups.
     #[error("the quotas of the domains are inconsistent")]
     Quota,
+    /// Reusable or reused groups that contradict the version, the batch in flight or the open groups.
+    #[error("the groups that batches reuse are inconsistent")]
+    Reuse,
     /// A ticket in the batch in flight that repeats, was not issued, or belongs to an open group.
     #[error("the batch in flight contains invalid ticket {}", .0.0)]
     BatchTicket(Ticket),

@@ -7,6 +7,7 @@ use crate::order::ReadyOrder;
 use crate::quota::Quotas;
 use crate::state::{GroupStatus, OpenGroup};
 use crate::table::Table;
+use crate::wait::Deadlines;
 use crate::{CutOrder, SchedulerState};
 
 /// A group that holds a slot: running or ready.
@@ -18,7 +19,7 @@ pub(crate) enum HeldGroup {
 
 impl HeldGroup {
     /// Lower bound of the versions of the group's policy tokens.
-    fn oldest(self) -> PolicyVersion {
+    pub(crate) fn oldest(self) -> PolicyVersion {
         match self {
             Self::Running { started } => started,
             Self::Ready { oldest, .. } => oldest,
@@ -162,11 +163,28 @@ impl Groups {
         Some(held)
     }
 
-    /// Removes and returns the next batch, if enough groups are ready.
-    pub(crate) fn take_batch(&mut self, size: usize) -> Option<Vec<Ticket>> {
-        let tickets = self.order.take(size, &self.held)?;
+    /// Removes and returns the next batch, if enough groups are ready. With `deadlines` it has to
+    /// contain those that are due. `note_age` receives the oldest version of each group.
+    pub(crate) fn take_batch(
+        &mut self,
+        size: usize,
+        deadlines: Option<Deadlines>,
+        mut note_age: impl FnMut(Ticket, PolicyVersion),
+    ) -> Option<Vec<Ticket>> {
+        let tickets = match deadlines {
+            Some(deadlines) if self.ready() >= size => {
+                let tickets = deadlines.choose(self.held.iter())?;
+                for &ticket in &tickets {
+                    self.order.forget_ready(ticket, &self.held);
+                }
+                tickets
+            }
+            Some(_) => return None,
+            None => self.order.take(size, &self.held)?,
+        };
         for ticket in &tickets {
             if let Some(held) = self.held.remove(*ticket) {
+                note_age(*ticket, held.oldest());
                 self.by_age.remove(held.oldest(), *ticket);
             }
         }

@@ -33,6 +33,8 @@
 //!   tickets are deferred, the next round is a *deferred round*: the `B` lowest of them start, nothing else does, and the
 //!   cut waits for all of them. One that is filtered or fails is replaced by another deferred group, or by a new ticket
 //!   when none is left. So long groups are trained on as often as short ones, and only deferred rounds wait for them.
+//!   With [`Stragglers::Wait`] no group is dropped for its age: batches are cut in order of completion, but groups that
+//!   would become too old otherwise come first, and a batch waits for those of them that still run.
 //! - **SCHED-8 (pinning)** With [`SchedulerSettings::pin_version`] group `t` starts with version `max(0, ⌊t/B⌋ − η)`.
 //!   This follows from SCHED-1 as long as tickets and slots coincide, so over-sampling, filtering and replacement are not
 //!   allowed.
@@ -41,7 +43,15 @@
 //!   shares give it (exactly over time, [`Apportionment`](rloom_core::Apportionment)), batch `k` is made of slots `k·B` to
 //!   `(k + 1)·B − 1`, and SCHED-1 and SCHED-4 hold in each domain alone: a ticket is issued for the first slot that has no
 //!   group, so the replacement of a group is of its domain, and a batch takes from each domain the groups that come first
-//!   there. Without quotas a slot is a ticket. Deferring stragglers is not possible with quotas.
+//!   there. Without quotas a slot is a ticket. Deferring stragglers and waiting for them is not possible
+//!   with quotas.
+//!
+//! - **SCHED-10 (reuse)** With [`SchedulerSettings::reuse`] batch `k` also contains groups of earlier batches: as many as
+//!   the rule allows, drawn without replacement by the random stream of `k` from the trained groups whose age at `k` is at
+//!   most [`ReuseRule::max_age`] and that were reused fewer than [`ReuseRule::max_uses`] times. The `n`-th reuse of a ticket
+//!   is the pair (ticket, `n`); a pair occurs in one batch. A reuse holds no slot and is no end: without the reused groups
+//!   the commands are those of a scheduler without reuse, and SCHED-2 bounds the age of new groups only. At most
+//!   `max_age · B` groups are kept between batches.
 //!
 //! # Stopping and resuming
 //!
@@ -64,16 +74,19 @@ mod groups;
 mod message;
 mod order;
 mod quota;
+mod reuse;
 mod schedule;
 mod scheduler;
 mod settings;
 mod state;
 mod table;
+mod wait;
 
 pub use curriculum::{Attempts, CurriculumSettings, SuccessRates};
 pub use error::{GroupEvent, Requirement, SchedError, StateDefect, WorkKind};
 pub use message::{End, SchedulerCommand, SchedulerEvent};
 pub use quota::QuotaState;
+pub use reuse::{ReusableGroup, ReuseRule, ReuseSettings, ReuseState, ReusedGroup};
 pub use schedule::{Priority, ScheduleSettings};
 pub use scheduler::{Counts, Scheduler};
 pub use settings::{CutOrder, SchedulerSettings, Stragglers};

@@ -1,6 +1,8 @@
 use rloom_core::{PolicyVersion, Ticket};
 use serde::{Deserialize, Serialize};
 
+use crate::ReusedGroup;
+
 /// Final outcome of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -61,6 +63,8 @@ pub enum SchedulerCommand {
         batch: u64,
         /// Its groups in training order.
         tickets: Vec<Ticket>,
+        /// Groups of earlier batches that it also trains on, after the others; by ticket.
+        reused: Vec<ReusedGroup>,
     },
     /// The ticket ended without being trained on: cancel it if it is running and discard its data.
     Drop(Ticket, End),

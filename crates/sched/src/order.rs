@@ -92,6 +92,13 @@ impl ReadyOrder {
         }
     }
 
+    /// Removes a ready group that is still in `held`.
+    pub(crate) fn forget_ready(&mut self, ticket: Ticket, held: &Table) {
+        if let Some(HeldGroup::Ready { completion_index, .. }) = held.get(ticket) {
+            self.ready_removed(ticket, completion_index);
+        }
+    }
+
     /// Removes and returns the tickets of the next batch in training order; they are still in `held`.
     pub(crate) fn take(&mut self, size: usize, held: &Table) -> Option<Vec<Ticket>> {
         match self {

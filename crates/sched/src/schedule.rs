@@ -2,11 +2,11 @@ use rloom_core::OnUpdate;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{CutOrder, Stragglers};
+use crate::{CutOrder, ReuseSettings, Stragglers};
 
 /// `[schedule]`: interleaving of rollouts and training. The keys of the scheduler become
 /// [`SchedulerSettings`](crate::SchedulerSettings); the driver uses the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleSettings {
     /// Maximum age of a trained group (η): the number of batches trained since the oldest policy version that
@@ -25,13 +25,15 @@ pub struct ScheduleSettings {
     /// for none. Requires `cut_order = "completion"`.
     pub oversample: u64,
     /// Policy for groups that can no longer be part of a batch in time, with `cut_order = "completion"`. `"defer"` requires
-    /// `max_staleness = 0` and `oversample` above 0.
+    /// `max_staleness = 0` and `oversample` above 0, `"wait"` requires `max_staleness` above 0 and `oversample = 0`.
     pub stragglers: Stragglers,
     /// Order in which waiting completions start when not all can run at once.
     pub priority: Priority,
     /// Number of groups per batch that may fail to be generated or scored, times the `1 + max_staleness` batches in preparation
     /// at once. Another group replaces each of them; one more failure ends the run, which can be resumed.
     pub max_failures: u64,
+    /// Experience replay: trains on groups of earlier batches again.
+    pub reuse: Option<ReuseSettings>,
 }
 
 impl Default for ScheduleSettings {
@@ -46,6 +48,7 @@ impl Default for ScheduleSettings {
             stragglers: Stragglers::Drop,
             priority: Priority::Oldest,
             max_failures: 0,
+            reuse: None,
         }
     }
 }
@@ -54,6 +57,12 @@ impl ScheduleSettings {
     /// True if rollouts continue while a batch is trained.
     pub fn overlaps(&self) -> bool {
         self.max_staleness > 0
+    }
+
+    /// Largest age of a trained token, in versions.
+    pub fn max_trained_age(&self) -> u64 {
+        let reused = self.reuse.filter(|reuse| reuse.share > 0.0).map_or(0, |reuse| reuse.max_age);
+        self.max_staleness.max(reused)
     }
 
     /// Default of `on_update`. Synchronous and pinned runs have no completions to update in flight; for others,

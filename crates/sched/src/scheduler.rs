@@ -3,7 +3,7 @@ use rloom_core::{Apportionment, Draw, PolicyVersion, Ticket};
 use crate::groups::Groups;
 use crate::state::InFlightWork;
 use crate::{
-    End, GroupEvent, QuotaState, Requirement, SchedError, SchedulerCommand, SchedulerEvent,
+    End, GroupEvent, QuotaState, Requirement, ReuseState, SchedError, SchedulerCommand, SchedulerEvent,
     SchedulerSettings, SchedulerState, StateDefect, Stragglers, WorkKind,
 };
 
@@ -18,6 +18,7 @@ pub struct Scheduler {
     pub(crate) in_flight: InFlightWork,
     /// True while the running groups are those that were deferred.
     pub(crate) deferred_round: bool,
+    pub(crate) reuse: ReuseState,
     completions: u64,
     evaluated: Option<PolicyVersion>,
     saved: Option<PolicyVersion>,
@@ -55,6 +56,9 @@ impl Scheduler {
         if settings.stragglers == Stragglers::Defer {
             return Err(SchedError::DeferRequires(Requirement::NoQuotas));
         }
+        if settings.stragglers == Stragglers::Wait {
+            return Err(SchedError::WaitRequires(Requirement::NoQuotas));
+        }
         let is_new = state == SchedulerState::default();
         match &mut state.quotas {
             None if is_new => {
@@ -85,6 +89,7 @@ impl Scheduler {
             groups: Groups::restore(&state, settings.cut_order),
             in_flight: state.in_flight,
             deferred_round: state.deferred_round,
+            reuse: state.reuse,
             completions: state.completions,
             evaluated: state.evaluated,
             saved: state.saved,
@@ -106,6 +111,7 @@ impl Scheduler {
             evaluated: self.evaluated,
             saved: self.saved,
             quotas: self.groups.quotas().map(|quotas| quotas.state().clone()),
+            reuse: self.reuse.clone(),
         }
     }
 
@@ -119,6 +125,11 @@ impl Scheduler {
     pub fn set_quotas(&mut self, weights: &[f64]) -> Result<(), SchedError> {
         let changed = self.groups.quotas_mut().is_some_and(|quotas| quotas.set_weights(weights));
         if changed { Ok(()) } else { Err(SchedError::Quotas) }
+    }
+
+    /// True if a later batch may reuse the group, or if the batch in flight contains it.
+    pub fn is_reusable(&self, ticket: Ticket) -> bool {
+        self.reuse.groups.contains_key(&ticket)
     }
 
     /// Batches trained and published.
@@ -180,6 +191,7 @@ impl Scheduler {
                 }
                 self.in_flight = InFlightWork::Nothing;
                 self.version.0 += 1;
+                self.reuse.trained(self.settings.reuse.as_ref(), self.version.0);
             }
             SchedulerEvent::Evaluated => {
                 self.complete_work(&InFlightWork::Evaluating, WorkKind::Evaluation)?;
@@ -212,8 +224,11 @@ impl Scheduler {
         match &self.in_flight {
             InFlightWork::Nothing => {}
             InFlightWork::Training(tickets) => {
-                commands
-                    .push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets: tickets.clone() });
+                commands.push(SchedulerCommand::TrainBatch {
+                    batch: self.version.0,
+                    tickets: tickets.clone(),
+                    reused: self.reuse.drawn.clone(),
+                });
             }
             InFlightWork::Evaluating => commands.push(SchedulerCommand::Evaluate(self.version)),
             InFlightWork::Checkpointing => commands.push(SchedulerCommand::Checkpoint(self.version)),

@@ -1,7 +1,8 @@
+use rloom_core::RandomKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Requirement, SchedError, ScheduleSettings};
+use crate::{Requirement, ReuseRule, ReuseSettings, SchedError, ScheduleSettings};
 
 /// Order in which ready groups form batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -21,6 +22,9 @@ pub enum Stragglers {
     /// Ends them as stale.
     #[default]
     Drop,
+    /// Has the batch wait for them: groups that no later batch could contain come first, the others by completion. No
+    /// group is ever dropped for its age.
+    Wait,
     /// Cancels them and starts them again later, in a batch of deferred groups only (tail batching).
     Defer,
 }
@@ -42,16 +46,20 @@ pub struct SchedulerSettings {
     /// Order in which ready groups form batches.
     pub cut_order: CutOrder,
     /// Policy for groups too slow for their batch. [`Stragglers::Defer`] requires `max_staleness` 0, completion order
-    /// and over-sampling.
+    /// and over-sampling; [`Stragglers::Wait`] requires `max_staleness` above 0, completion order and no over-sampling.
     pub stragglers: Stragglers,
     /// Batches between evaluations, which also happen at the start and the end; 0 for none.
     pub evaluate_every: u64,
     /// Batches between checkpoints; 0 saves at the end only.
     pub checkpoint_every: u64,
+    /// Reuse of trained groups; `None` without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<ReuseRule>,
 }
 
 impl SchedulerSettings {
-    /// Combines a stage's `[schedule]` with its batch size, length and intervals.
+    /// Combines a stage's `[schedule]` with its batch size, length and intervals. `draws` is the key of the draws of reused
+    /// groups.
     ///
     /// At `max_staleness = 0` every group already runs with the version of its batch, so pinning has no effect there, and
     /// replacements stay possible.
@@ -61,7 +69,14 @@ impl SchedulerSettings {
         batches: u64,
         evaluate_every: u64,
         checkpoint_every: u64,
+        draws: RandomKey,
     ) -> Self {
+        let rule = |reuse: ReuseSettings| ReuseRule {
+            groups: reuse.groups(groups_per_batch),
+            max_age: reuse.max_age,
+            max_uses: reuse.max_uses,
+            draws,
+        };
         Self {
             groups_per_batch,
             batches,
@@ -72,6 +87,7 @@ impl SchedulerSettings {
             stragglers: schedule.stragglers,
             evaluate_every,
             checkpoint_every,
+            reuse: schedule.reuse.map(rule).filter(|rule| rule.groups > 0),
         }
     }
 
@@ -85,6 +101,17 @@ impl SchedulerSettings {
         }
         if self.pin_version && self.oversample > 0 {
             return Err(SchedError::PinRequires(Requirement::NoOversampling));
+        }
+        if self.stragglers == Stragglers::Wait {
+            if self.max_staleness == 0 {
+                return Err(SchedError::WaitRequires(Requirement::Staleness));
+            }
+            if self.cut_order != CutOrder::Completion {
+                return Err(SchedError::WaitRequires(Requirement::CompletionOrder));
+            }
+            if self.oversample > 0 {
+                return Err(SchedError::WaitRequires(Requirement::NoOversampling));
+            }
         }
         if self.stragglers == Stragglers::Defer {
             if self.max_staleness > 0 {

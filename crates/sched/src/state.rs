@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use rloom_core::{PolicyVersion, Ticket};
 use serde::{Deserialize, Serialize};
 
-use crate::{QuotaState, SchedError, SchedulerSettings, StateDefect, Stragglers};
+use crate::{QuotaState, ReuseState, SchedError, SchedulerSettings, StateDefect, Stragglers};
 
 /// Complete state of a scheduler except for a stop request: after [`Scheduler::resume`](crate::Scheduler::resume) the same
 /// events give the same commands.
@@ -32,6 +32,9 @@ pub struct SchedulerState {
     /// Quotas of the domains, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quotas: Option<QuotaState>,
+    /// Groups that batches reuse.
+    #[serde(default, skip_serializing_if = "ReuseState::is_empty")]
+    pub reuse: ReuseState,
 }
 
 /// A group that has not ended and is in no batch.
@@ -100,6 +103,7 @@ impl SchedulerState {
     pub fn restart_batch(&mut self) {
         let InFlightWork::Training(tickets) = std::mem::take(&mut self.in_flight) else { return };
         let started = self.version;
+        self.reuse.restart_batch(started.0);
         let running = |&ticket| OpenGroup { ticket, status: GroupStatus::Running { started } };
         self.open_groups.extend(tickets.iter().map(running));
         self.open_groups.sort_by_key(|group| group.ticket);
@@ -110,6 +114,11 @@ impl SchedulerState {
                 }
             }
         }
+    }
+
+    /// Repairs a state whose reusable group was lost: no later batch reuses it.
+    pub fn forget_reusable(&mut self, ticket: Ticket) {
+        self.reuse.groups.remove(&ticket);
     }
 
     /// Rejects a state that no scheduler with these settings can have.
@@ -129,6 +138,9 @@ impl SchedulerState {
             }
             quotas.validate(&tickets)?;
         }
+        let batch: &[Ticket] = if let InFlightWork::Training(batch) = &self.in_flight { batch } else { &[] };
+        let open = self.open_groups.iter().map(|group| group.ticket).collect();
+        self.reuse.validate(self.version, batch, &open, self.next_ticket)?;
         Ok(())
     }
 

@@ -26,6 +26,7 @@ fn scenario(replicas: u32, groups_per_batch: u64, batches: u64) -> Scenario {
             stragglers: Stragglers::Drop,
             evaluate_every: 0,
             checkpoint_every: 0,
+            reuse: None,
         },
         on_update: OnUpdate::Keep,
         priority: Priority::Oldest,

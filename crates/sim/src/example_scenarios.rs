@@ -23,6 +23,7 @@ pub(crate) fn simple_scenario(batch: u64, steps: u64, eta: u64) -> Scenario {
             stragglers: Stragglers::Drop,
             evaluate_every: 0,
             checkpoint_every: 0,
+            reuse: None,
         },
         on_update: OnUpdate::Finish,
         priority: Priority::Oldest,

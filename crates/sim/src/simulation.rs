@@ -1,6 +1,6 @@
 //! The main loop: processes the next event, reports to the scheduler, and executes its commands.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rloom_core::{PolicyVersion, Ticket};
 
@@ -14,7 +14,7 @@ use super::scenario::Scenario;
 use super::totals::{BatchTotals, Totals, TrainerActivity, add};
 use super::trainer::Trainer;
 use super::{DecodeRate, SimError};
-use rloom_sched::{End, Scheduler, SchedulerCommand, SchedulerEvent};
+use rloom_sched::{End, ReusedGroup, Scheduler, SchedulerCommand, SchedulerEvent};
 
 /// State of a running simulation.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub(crate) struct Simulation<'a> {
     /// Events not yet sent to the scheduler, in order.
     scheduler_events: VecDeque<SchedulerEvent>,
     buffers: Buffers,
+    /// Tokens of the trained groups that later batches may reuse.
+    reusable: BTreeMap<Ticket, f64>,
 }
 
 /// Buffers that keep their memory between events.
@@ -58,6 +60,7 @@ impl<'a> Simulation<'a> {
             trainer: Trainer::new(),
             scheduler_events: VecDeque::from([SchedulerEvent::Begin]),
             buffers: Buffers::default(),
+            reusable: BTreeMap::new(),
             scenario,
         })
     }
@@ -210,7 +213,9 @@ impl<'a> Simulation<'a> {
                 self.totals.deferred += 1;
                 self.cancel_group(ticket)?;
             }
-            SchedulerCommand::TrainBatch { batch, tickets } => self.train(batch, &tickets)?,
+            SchedulerCommand::TrainBatch { batch, tickets, reused } => {
+                self.train(batch, &tickets, &reused)?
+            }
             SchedulerCommand::Drop(ticket, end) => {
                 let ends = &mut self.totals.ends;
                 *match end {
@@ -433,7 +438,7 @@ impl<'a> Simulation<'a> {
         self.buffers.returned = returned;
     }
 
-    fn train(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), SimError> {
+    fn train(&mut self, batch: u64, tickets: &[Ticket], reused: &[ReusedGroup]) -> Result<(), SimError> {
         let mut batch_totals = BatchTotals::default();
         for &ticket in tickets {
             let slot = self.active.slot(ticket).ok_or(SimError::NotActive(ticket))?;
@@ -446,9 +451,14 @@ impl<'a> Simulation<'a> {
             for &(version, n) in &group.by_version {
                 add(&mut batch_totals.token_ages, batch.saturating_sub(version), n);
             }
+            if self.scheduler.is_reusable(ticket) {
+                self.reusable.insert(ticket, group.tokens);
+            }
             self.active.remove(ticket);
         }
-        let tokens = batch_totals.tokens;
+        // Reused groups cost time and are not counted as trained again.
+        let reused: f64 = reused.iter().filter_map(|reused| self.reusable.get(&reused.ticket)).sum();
+        let tokens = batch_totals.tokens + reused;
         self.trainer.train(batch_totals);
         let hardware = &self.scenario.hardware;
         if hardware.shared {
@@ -460,6 +470,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn publish(&mut self) {
+        self.reusable.retain(|ticket, _| self.scheduler.is_reusable(*ticket));
         // Recorded on completion, so that the totals of a version are those of its batches.
         self.totals.record_batch(&self.trainer.published());
         self.totals.version = self.trainer.version;

@@ -116,6 +116,7 @@ impl Study {
                 stragglers: Stragglers::Drop,
                 evaluate_every: 0,
                 checkpoint_every: 0,
+                reuse: None,
             },
             on_update: self.on_update,
             priority: Priority::Oldest,

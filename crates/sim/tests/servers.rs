@@ -174,6 +174,7 @@ fn settings(max_staleness: u64, batches: u64) -> SchedulerSettings {
         stragglers: Stragglers::Drop,
         evaluate_every: 0,
         checkpoint_every: 0,
+        reuse: None,
     }
 }
 

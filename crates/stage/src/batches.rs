@@ -8,7 +8,7 @@ use std::time::Instant;
 use rloom_core::{Group, PolicyVersion, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine, TrainError};
 use rloom_learn::{GivenAdvantages, MethodError};
-use rloom_sched::{InFlightWork, SchedulerEvent};
+use rloom_sched::{InFlightWork, ReusedGroup, SchedulerEvent};
 use rloom_store::checkpoint::{CheckpointName, CheckpointState};
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, Lane};
@@ -104,12 +104,18 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Cuts a batch and gives it to the trainer.
-    pub(crate) async fn train_batch(&mut self, batch: u64, tickets: &[Ticket]) -> Result<(), StageError> {
-        let recorded = self.compared_cut(batch, tickets)?;
-        let groups: Vec<Group> =
+    pub(crate) async fn train_batch(
+        &mut self,
+        batch: u64,
+        tickets: &[Ticket],
+        reused: Vec<ReusedGroup>,
+    ) -> Result<(), StageError> {
+        let recorded = self.compared_cut(batch, tickets, &reused)?;
+        let mut groups: Vec<Group> =
             tickets.iter().filter_map(|&ticket| self.groups.take_ready(ticket)).collect();
-        if groups.len() != tickets.len() {
-            let missing = tickets.len() - groups.len();
+        groups.extend(self.groups.reusable().of_batch(&reused));
+        if groups.len() != tickets.len() + reused.len() {
+            let missing = tickets.len() + reused.len() - groups.len();
             return Err(StageError::IncompleteBatch { stage: self.stage_name(), batch, missing });
         }
         let is_recorded = recorded.is_some();
@@ -118,7 +124,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             None => self.call_advantages(batch, groups).await?,
         };
         if !is_recorded && self.groups.source().samples() {
-            self.journal.append_cut(batch, tickets, advantages.clone())?;
+            self.journal.append_cut(batch, tickets, reused, advantages.clone())?;
         }
         self.clock.cut(self.scheduler.counts());
         self.note_trainer_busy();
@@ -132,17 +138,28 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Compares the cut with the recorded one, and returns that; `None` if there is none.
-    fn compared_cut(&mut self, batch: u64, tickets: &[Ticket]) -> Result<Option<RecordedCut>, StageError> {
+    fn compared_cut(
+        &mut self,
+        batch: u64,
+        tickets: &[Ticket],
+        reused: &[ReusedGroup],
+    ) -> Result<Option<RecordedCut>, StageError> {
         if !self.groups.source().samples() {
             return Ok(None);
         }
         match self.recorded_cut() {
-            Some(recorded) if recorded.tickets != tickets => Err(StageError::CutMismatch {
-                stage: self.stage_name(),
-                batch,
-                recorded: recorded.tickets.iter().map(|t| t.0).collect(),
-                now: tickets.iter().map(|t| t.0).collect(),
-            }),
+            Some(recorded) if recorded.tickets != tickets || recorded.reused != reused => {
+                let all = |new: &[Ticket], reused: &[ReusedGroup]| {
+                    let reused = reused.iter().map(|group| group.ticket);
+                    new.iter().copied().chain(reused).map(|ticket| ticket.0).collect()
+                };
+                Err(StageError::CutMismatch {
+                    stage: self.stage_name(),
+                    batch,
+                    recorded: all(&recorded.tickets, &recorded.reused),
+                    now: all(tickets, reused),
+                })
+            }
             recorded => Ok(recorded),
         }
     }
@@ -190,7 +207,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         trained: TrainedBatch,
         (start, end): (Instant, Instant),
     ) -> Result<JournaledEvent, StageError> {
-        let TrainedBatch { batch, groups, result } = trained;
+        let TrainedBatch { batch, mut groups, result } = trained;
         let BatchResult { report, weights } = result.map_err(|error| self.training_failed(batch, error))?;
         let digest = weights.digest();
         self.check_replayed(batch, digest)?;
@@ -199,8 +216,10 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.learner.algorithm = report.state.clone();
         self.set_step(PolicyVersion(batch + 1));
         self.reporter.activity(Lane::Train, Activity::Train, (start, end), batch, None);
+        // Results count once, in the batch that a group is new in.
+        let new = groups.len().min(self.context.groups_per_batch as usize);
         for league in &mut self.leagues {
-            league.count(&groups);
+            league.count(&groups[..new]);
         }
         self.keep_opponents(&weights);
         let publishing = Instant::now();
@@ -208,9 +227,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let published = Instant::now();
         self.clock.published(published - publishing);
         self.reporter.activity(Lane::Train, Activity::Publish, (publishing, published), batch + 1, None);
-        self.end_measured_batch(&groups);
-        self.report_step(&groups, &report, end - start);
+        self.end_measured_batch(&groups[..new]);
+        self.report_step(&groups, new, &report, end - start);
         self.report_skipped(&report);
+        groups.truncate(new);
+        self.keep_trained(groups, batch);
         self.clock.trainer_idle();
         let record = Record::Trained { policy: self.context.policy, batch, weights: digest };
         Ok(JournaledEvent::recorded(SchedulerEvent::BatchTrained, record))
@@ -265,7 +286,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             best: self.evaluation.best().cloned(),
             numeric_path: context.numeric_path.clone(),
             seed: context.seed,
-            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.state.clone())).collect(),
+            leagues: self.leagues.iter().map(|league| (league.name.clone(), league.saved())).collect(),
             pinned_versions: Vec::new(),
         };
         let frozen = self.context.policies.named(self.weights.frozen());

@@ -27,6 +27,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let start = Instant::now();
         let mut commands = self.scheduler.handle(event)?;
         self.clock.scheduled(start.elapsed());
+        if event == SchedulerEvent::BatchTrained {
+            self.forget_used();
+        }
         // Cancelled groups must not become part of a checkpoint.
         commands.retain(|command| match command {
             SchedulerCommand::Drop(ticket, end) => {
@@ -55,7 +58,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         match command {
             SchedulerCommand::Drop(..) | SchedulerCommand::Defer(_) => {}
             SchedulerCommand::StartGroup(ticket) => self.start_group(ticket).await?,
-            SchedulerCommand::TrainBatch { batch, tickets } => self.train_batch(batch, &tickets).await?,
+            SchedulerCommand::TrainBatch { batch, tickets, reused } => {
+                self.train_batch(batch, &tickets, reused).await?;
+            }
             SchedulerCommand::Evaluate(version) => self.evaluate(version).await?,
             SchedulerCommand::Checkpoint(version) => self.checkpoint(version)?,
             SchedulerCommand::Finish => {

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use crate::policies::StagePolicies;
+use crate::reuse::ReusableGroups;
 use crate::trainer::panic_message;
 
 /// Source of a stage's groups.
@@ -68,6 +69,11 @@ impl RunningGroup {
     /// Samples that are scored.
     pub(crate) fn scored(&self) -> impl Iterator<Item = u32> {
         self.episodes.keys().copied()
+    }
+
+    /// Its parts, to continue from.
+    fn progress(&self) -> GroupProgress {
+        GroupProgress { done: self.episodes.clone(), partials: self.partials.clone() }
     }
 
     fn records(&self, ticket: Ticket) -> impl Iterator<Item = Record> {
@@ -145,6 +151,8 @@ pub struct StageGroups<R> {
     ready: BTreeMap<Ticket, Group>,
     /// Parts from earlier attempts of groups that have not been started again.
     recovered: BTreeMap<Ticket, RunningGroup>,
+    /// Trained groups that later batches may reuse.
+    reusable: ReusableGroups,
     tasks: JoinSet<()>,
     task_ids: HashMap<Id, TaskId>,
     sender: UnboundedSender<GroupMessage>,
@@ -161,6 +169,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
             in_flight: BTreeMap::new(),
             ready: BTreeMap::new(),
             recovered: BTreeMap::new(),
+            reusable: ReusableGroups::default(),
             tasks: JoinSet::new(),
             task_ids: HashMap::new(),
             sender,
@@ -192,6 +201,10 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Starts a group with the parts that exist; [`launch`](Self::launch) runs it.
     pub(crate) fn start(&mut self, ticket: Ticket, draw: Draw) {
         let recovered = self.recovered.remove(&ticket).unwrap_or_default();
+        if let GroupSource::Rollouts(runner) = &self.source {
+            // With the weights of this event of the scheduler, which a resumed run repeats.
+            runner.episodes().policies().begin(ticket, &recovered.progress());
+        }
         self.in_flight.insert(ticket, RunningGroup { draw, ..recovered });
     }
 
@@ -205,12 +218,9 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     pub(crate) fn launch(&mut self, ticket: Ticket) -> Result<(), GroupFailure> {
         let GroupSource::Rollouts(runner) = &self.source else { return Ok(()) };
         let runner = Arc::clone(runner);
-        let in_flight = &self.in_flight;
-        runner.episodes().policies().retain(|ticket| in_flight.contains_key(&ticket));
         let Some(group) = self.in_flight.get_mut(&ticket) else { return Ok(()) };
         let task = runner.task(group.draw)?;
-        let progress = GroupProgress { done: group.episodes.clone(), partials: group.partials.clone() };
-        runner.episodes().policies().begin(ticket, &progress);
+        let progress = group.progress();
         self.launches += 1;
         let from = TaskId { ticket, number: self.launches };
         let sender = self.sender.clone();
@@ -307,6 +317,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Removes a complete group from those in flight. Returns it with the time at which it was launched.
     pub(crate) fn assemble(&mut self, ticket: Ticket, task: Task) -> Option<(Group, Option<Instant>)> {
         let RunningGroup { episodes, started, .. } = self.in_flight.remove(&ticket)?;
+        self.forget_opponents(ticket);
         let episodes = episodes.into_values().collect();
         Some((Group { ticket, task, episodes }, started))
     }
@@ -326,6 +337,16 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         self.ready.remove(&ticket)
     }
 
+    /// Trained groups that later batches may reuse.
+    pub(crate) fn reusable(&self) -> &ReusableGroups {
+        &self.reusable
+    }
+
+    /// Trained groups that later batches may reuse.
+    pub(crate) fn reusable_mut(&mut self) -> &mut ReusableGroups {
+        &mut self.reusable
+    }
+
     /// Keeps only the complete and recovered groups for which `keep` returns true.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Ticket) -> bool) {
         self.ready.retain(|ticket, _| keep(ticket));
@@ -335,19 +356,27 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
     /// Removes a group that failed.
     pub(crate) fn remove_failed(&mut self, ticket: Ticket) {
         self.in_flight.remove(&ticket);
+        self.forget_opponents(ticket);
+    }
+
+    fn forget_opponents(&self, ticket: Ticket) {
+        if let Some(runner) = self.source.rollouts() {
+            runner.episodes().policies().end(ticket);
+        }
     }
 
     /// Removes a group and cancels its task.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
         self.ready.remove(&ticket);
         self.recovered.remove(&ticket);
+        self.forget_opponents(ticket);
         if let Some(RunningGroup { task: Some((_, handle)), .. }) = self.in_flight.remove(&ticket) {
             handle.abort();
         }
     }
 
-    /// Returns the groups among `alive` as the records that a journal segment starts with. `version` stands for the
-    /// version of a group without policy tokens.
+    /// Returns the groups among `alive` and those that later batches may reuse as the records that a journal segment starts
+    /// with. `version` stands for the version of a group without policy tokens.
     pub(crate) fn records(
         &self,
         alive: &BTreeSet<Ticket>,
@@ -355,7 +384,7 @@ impl<R: RolloutEngine + 'static> StageGroups<R> {
         policies: &StagePolicies,
         version: PolicyVersion,
     ) -> Vec<Record> {
-        let mut records = Vec::new();
+        let mut records: Vec<Record> = self.reusable.records().collect();
         if !self.source.samples() {
             return records;
         }

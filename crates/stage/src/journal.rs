@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use rloom_core::Ticket;
 use rloom_learn::GivenAdvantages;
+use rloom_sched::ReusedGroup;
 use rloom_store::StoreError;
 use rloom_store::journal::{Journal, Record};
 
@@ -46,9 +47,10 @@ impl StageJournal {
         &mut self,
         batch: u64,
         tickets: &[Ticket],
+        reused: Vec<ReusedGroup>,
         advantages: Option<GivenAdvantages>,
     ) -> Result<(), StoreError> {
-        self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec(), advantages })
+        self.journal.append(&Record::Cut { batch, tickets: tickets.to_vec(), reused, advantages })
     }
 
     /// Starts the segment that follows `version`.

@@ -34,6 +34,11 @@ pub struct StageLeague {
 }
 
 impl StageLeague {
+    /// Its state with the opponents of the groups that have begun.
+    pub(crate) fn saved(&self) -> LeagueState {
+        LeagueState { drawn: self.opponents.drawn(), ..self.state.clone() }
+    }
+
     /// Lets groups that begin from now on draw from the versions that are kept.
     pub(crate) fn offer(&self) {
         let weight = |kept: &KeptVersion| {

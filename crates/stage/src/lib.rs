@@ -22,6 +22,7 @@ mod policies;
 mod probe;
 mod recovery;
 mod reporter;
+mod reuse;
 mod stall;
 mod stall_report;
 mod step_report;

@@ -7,7 +7,7 @@ use rloom_algo::FilterReason;
 use rloom_core::{Episode, Group, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
 use rloom_learn::GivenAdvantages;
-use rloom_sched::{InFlightWork, SchedulerEvent, SchedulerState};
+use rloom_sched::{InFlightWork, ReusedGroup, SchedulerEvent, SchedulerState};
 use rloom_store::journal::Record;
 
 use crate::groups::{GroupPart, StageGroups};
@@ -33,6 +33,10 @@ pub fn restore_groups<R: RolloutEngine + 'static>(
                 let episodes = episodes.remove(&ticket).unwrap_or_default().into_values().collect();
                 groups.add_ready(Group { ticket, task, episodes });
             }
+            Record::Reusable { ticket, task, batch } => {
+                let episodes = episodes.remove(&ticket).unwrap_or_default().into_values().collect();
+                groups.reusable_mut().insert(Group { ticket, task, episodes }, batch);
+            }
             _ => {}
         }
     }
@@ -57,14 +61,24 @@ pub fn restore_groups<R: RolloutEngine + 'static>(
     for ticket in missing {
         state.restart_group(ticket);
     }
+    let is_lost = |reused: &ReusedGroup| !groups.reusable().contains(reused.ticket);
     if let InFlightWork::Training(tickets) = &state.in_flight
-        && tickets.iter().any(|&ticket| !groups.is_ready(ticket))
+        && (tickets.iter().any(|&ticket| !groups.is_ready(ticket)) || state.reuse.drawn.iter().any(is_lost))
     {
         // Its groups are regenerated, and the batch is cut again.
         for &ticket in tickets {
             groups.take_ready(ticket);
         }
         state.restart_batch();
+    }
+    groups.reusable_mut().retain(|ticket| state.reuse.groups.contains_key(&ticket));
+    // Those of the batch in flight are added when it is trained.
+    let version = state.version.0;
+    let kept = state.reuse.groups.iter().filter(|(_, group)| group.batch < version);
+    let lost: Vec<Ticket> =
+        kept.map(|(&ticket, _)| ticket).filter(|&ticket| !groups.reusable().contains(ticket)).collect();
+    for ticket in lost {
+        state.forget_reusable(ticket);
     }
 }
 
@@ -73,6 +87,8 @@ pub fn restore_groups<R: RolloutEngine + 'static>(
 pub(crate) struct RecordedCut {
     /// Its groups, in training order.
     pub(crate) tickets: Vec<Ticket>,
+    /// Groups of earlier batches that it reuses.
+    pub(crate) reused: Vec<ReusedGroup>,
     /// Advantages from a Python function.
     pub(crate) advantages: Option<GivenAdvantages>,
 }
@@ -157,7 +173,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 self.journal.set_stopping(false);
                 return Ok(Some(SchedulerEvent::StopWithdrawn.into()));
             }
-            Record::SnapshotEnd => {}
+            Record::Reusable { .. } | Record::SnapshotEnd => {}
         }
         Ok(None)
     }
@@ -186,7 +202,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         // A stopping run cuts no batch but keeps parts of groups in flight. A resumed one cuts first.
         while let Some(record) = self.journal.next_record() {
             let (ticket, sample, part) = match record {
-                Record::Cut { tickets, advantages, .. } => return Some(RecordedCut { tickets, advantages }),
+                Record::Cut { tickets, reused, advantages, .. } => {
+                    return Some(RecordedCut { tickets, reused, advantages });
+                }
                 Record::Episode { ticket, sample, episode } => (ticket, sample, GroupPart::Episode(episode)),
                 Record::PartialEpisode { ticket, sample, episode } => {
                     (ticket, sample, GroupPart::Partial(episode))

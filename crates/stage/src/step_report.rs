@@ -14,8 +14,16 @@ use crate::clock::StepTimes;
 use crate::{Stage, StageLeague};
 
 impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
-    /// Reports a trained batch. The reporter's step must be set.
-    pub(crate) fn report_step(&mut self, groups: &[Group], report: &BatchReport, train_time: Duration) {
+    /// Reports a trained batch, whose first `new` groups are new and whose others are reused. The reporter's step must be
+    /// set.
+    pub(crate) fn report_step(
+        &mut self,
+        all: &[Group],
+        new: usize,
+        report: &BatchReport,
+        train_time: Duration,
+    ) {
+        let (groups, reused) = all.split_at(new.min(all.len()));
         let step = self.step();
         let source = self.groups.source();
         let (samples, is_scored) = (source.samples(), source.is_scored());
@@ -31,6 +39,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             metrics.extend(domain_metrics(groups, &filtered));
             metrics.extend(self.curriculum_metrics());
         }
+        metrics.extend(self.reuse_metrics(groups, reused, PolicyVersion(step - 1)));
         metrics.extend(report.metrics.clone());
         metrics.extend(self.leagues.iter().flat_map(StageLeague::metrics));
         metrics.extend(training_metrics(report, train_time));
@@ -58,7 +67,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         }
         if is_scored {
             self.report_samples(groups, report);
-            self.log_rollouts(step, groups, report);
+            self.log_rollouts(step, all, new, report);
         }
     }
 
@@ -119,14 +128,14 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// Writes the rollouts of the step. They are telemetry: a failure is a warning.
-    fn log_rollouts(&mut self, step: u64, groups: &[Group], report: &BatchReport) {
+    fn log_rollouts(&mut self, step: u64, groups: &[Group], new: usize, report: &BatchReport) {
         let tokenizer = &self.context.tokenizer;
         let text = |trajectory: &Trajectory| {
             (prompt_text(tokenizer, trajectory), completion_text(tokenizer, trajectory))
         };
         let given = report.given_advantages.as_deref().unwrap_or_default();
         let advantages = LoggedAdvantages { shown: &report.advantages, given };
-        if let Err(error) = self.rollouts.write(step, groups, advantages, &text) {
+        if let Err(error) = self.rollouts.write(step, groups, new, advantages, &text) {
             self.reporter.warn(format!("the rollouts of step {step} were not written: {error}"));
         }
     }

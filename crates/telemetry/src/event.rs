@@ -198,6 +198,32 @@ pub struct PromptSummary {
     pub room: u64,
     /// Number of prompts that were dropped because they are longer than `max_prompt_tokens`.
     pub dropped: u64,
+    /// The rows of a stage that learns from them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowSummary>,
+}
+
+/// The rows of a stage that learns from them, measured before the first step; without those that were dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RowSummary {
+    /// What the method learns from, such as `preference pairs`.
+    pub kind: String,
+    /// Length of the prompts in tokens that 95 % do not exceed.
+    pub prompt_p95: u64,
+    /// Median length of the completions in tokens; of a preference, the longer one counts.
+    pub median: u64,
+    /// Length of the completions in tokens that 95 % do not exceed.
+    pub p95: u64,
+    /// Length of the longest completion in tokens.
+    pub longest: u64,
+    /// Tokens of all measured rows, prompts included; of a preference, with the longer completion.
+    pub tokens: u64,
+    /// Number of rows that were dropped because they have too many tokens.
+    pub long: u64,
+    /// Number of rows that were dropped because nothing to learn from would be left of them.
+    pub no_room: u64,
+    /// Number of rows that are cut.
+    pub cut: u64,
 }
 
 /// Times of rollout requests that inference servers answered. Element `i` of each list of requests belongs to the same one.

@@ -1,7 +1,7 @@
 //! Rollout logs, `rollouts/STAGE-step-N.jsonl.zst`: the trajectories that a step trained, one per line.
 //!
 //! The file ends in a skippable frame of the Zstandard format (RFC 8878, section 3.1.2), which decompressors ignore. It
-//! lists the tickets of the file, so that a search for a ticket need not decompress every file:
+//! lists the tickets that are new in the step, so that a search for a ticket need not decompress every file:
 //!
 //! ```text
 //! magic 0x184D2A5D (4 bytes, little-endian) · length n + 4 (4) · JSON array of tickets (n) · n (4)
@@ -43,6 +43,9 @@ pub struct LoggedTrajectory {
     /// Advantages from a Python function: one for all tokens of the episode or one per token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given_advantages: Option<Vec<f64>>,
+    /// True if an earlier step has trained on it, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reused: bool,
     /// The trajectory.
     #[serde(flatten)]
     pub trajectory: Trajectory,
@@ -70,23 +73,26 @@ struct Line<'a> {
     advantage: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     given_advantages: Option<&'a [f64]>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    reused: bool,
     #[serde(flatten)]
     trajectory: &'a Trajectory,
 }
 
-/// Writes the groups that `step` trained. The file appears atomically. `text` returns prompt and completion of a
+/// Writes the groups that `step` trained, of which the first `new` are new and the others reused. The file appears atomically. `text` returns prompt and completion of a
 /// trajectory as text.
 pub fn write(
     path: &Path,
     step: u64,
     groups: &[Group],
+    new: usize,
     advantages: LoggedAdvantages<'_>,
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
-    let written = write_file(&partial, step, groups, advantages, text).and_then(|()| {
+    let written = write_file(&partial, step, groups, new, advantages, text).and_then(|()| {
         std::fs::rename(&partial, path).map_err(|source| TelemetryError::io("rename", &partial, source))
     });
     if written.is_err() {
@@ -100,6 +106,7 @@ fn write_file(
     path: &Path,
     step: u64,
     groups: &[Group],
+    new: usize,
     advantages: LoggedAdvantages<'_>,
     text: &dyn Fn(&Trajectory) -> (String, String),
 ) -> Result<(), TelemetryError> {
@@ -121,6 +128,7 @@ fn write_file(
                     rewards: &episode.rewards,
                     advantage: advantages.shown.get(g).and_then(|a| a.get(e)).copied(),
                     given_advantages: advantages.given.get(g).and_then(|a| a.get(e)).map(Vec::as_slice),
+                    reused: g >= new,
                     trajectory,
                 };
                 // A line at a time: each write to the encoder costs as much as some hundred bytes.
@@ -132,7 +140,7 @@ fn write_file(
         }
     }
     let mut file = out.finish().map_err(io)?;
-    let tickets: Vec<u64> = groups.iter().map(|group| group.ticket.0).collect();
+    let tickets: Vec<u64> = groups.iter().take(new).map(|group| group.ticket.0).collect();
     file.write_all(&index_frame(&tickets)).map_err(io)
 }
 
@@ -147,7 +155,7 @@ fn index_frame(tickets: &[u64]) -> Vec<u8> {
     frame
 }
 
-/// Returns the tickets of a file, in the order of its groups. Reads the whole file if it has no index.
+/// Returns the tickets that are new in the step of a file, in the order of its groups. Reads the whole file if it has no index.
 pub fn tickets(path: &Path) -> Result<Vec<u64>, TelemetryError> {
     let mut file = File::open(path).map_err(|source| TelemetryError::io("open", path, source))?;
     if let Some(tickets) = read_index(&mut file) {
@@ -155,8 +163,9 @@ pub fn tickets(path: &Path) -> Result<Vec<u64>, TelemetryError> {
     }
     let mut tickets = Vec::new();
     for line in lines(path)? {
-        let ticket = line?.trajectory.key.ticket.0;
-        if tickets.last() != Some(&ticket) {
+        let line = line?;
+        let ticket = line.trajectory.key.ticket.0;
+        if !line.reused && tickets.last() != Some(&ticket) {
             tickets.push(ticket);
         }
     }
@@ -219,7 +228,7 @@ fn parse(line: &str, number: usize) -> std::io::Result<LoggedTrajectory> {
     Ok(LoggedTrajectory { trajectory, ..logged })
 }
 
-/// Returns the groups of a step, in training order. Their tasks contain only the fields that the log has.
+/// Returns the groups of a step, in training order: the new ones, then the reused ones. Their tasks contain only the fields that the log has.
 pub fn read(path: &Path) -> Result<Vec<Group>, TelemetryError> {
     let mut groups: Vec<Group> = Vec::new();
     for line in lines(path)? {
@@ -298,10 +307,10 @@ mod tests {
         let text = |t: &Trajectory| ("p".to_owned(), format!("{} tokens", t.tokens.len()));
         let shown = [vec![1.0, -1.0], vec![0.5, -0.5]];
         let given = [vec![vec![1.0], vec![-1.0], vec![0.0]], vec![vec![0.1, 0.7], Vec::new()]];
-        write(&path, 4, &groups, LoggedAdvantages { shown: &shown, given: &given }, &text).unwrap();
+        write(&path, 4, &groups, 2, LoggedAdvantages { shown: &shown, given: &given }, &text).unwrap();
         assert_eq!(given_advantages(&path).unwrap().unwrap(), given);
         let without = LoggedAdvantages { shown: &shown, given: &[] };
-        write(&path, 4, &groups, without, &text).unwrap();
+        write(&path, 4, &groups, 2, without, &text).unwrap();
         assert_eq!(given_advantages(&path).unwrap(), None);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
         assert_eq!(tickets(&path).unwrap(), [9, 11]);
@@ -330,7 +339,7 @@ mod tests {
         }
         let text = |_: &Trajectory| (String::new(), String::new());
         let given = [vec![vec![1.0], vec![0.25; 18], vec![0.0]], vec![vec![0.1; 12], vec![0.5]]];
-        write(&path, 4, &groups, LoggedAdvantages { shown: &[], given: &given }, &text).unwrap();
+        write(&path, 4, &groups, 2, LoggedAdvantages { shown: &[], given: &given }, &text).unwrap();
         let again = super::read(&path).unwrap();
         assert!(again.iter().zip(&groups).all(|(a, b)| (a.ticket, &a.episodes) == (b.ticket, &b.episodes)));
         // A line for each segment, and the advantages of an episode once.
@@ -346,7 +355,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let text = |_: &Trajectory| (String::new(), String::new());
         let error =
-            write(&path, 4, &[synthetic_group(9, 2, 3)], LoggedAdvantages::default(), &text).unwrap_err();
+            write(&path, 4, &[synthetic_group(9, 2, 3)], 1, LoggedAdvantages::default(), &text).unwrap_err();
         assert!(error.to_string().starts_with("could not rename"), "{error}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
@@ -357,12 +366,30 @@ mod tests {
         let path = directory.path().join("rl-step-000001.jsonl.zst");
         let text = |_: &Trajectory| (String::new(), String::new());
         let groups = [synthetic_group(3, 0, 2), synthetic_group(5, 0, 2)];
-        write(&path, 1, &groups, LoggedAdvantages::default(), &text).unwrap();
+        write(&path, 1, &groups, 2, LoggedAdvantages::default(), &text).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let plain = String::from_utf8(zstd::decode_all(&bytes[..]).unwrap()).unwrap();
         assert_eq!(plain.lines().count(), 4);
         std::fs::write(&path, &bytes[..bytes.len() - index_frame(&[3, 5]).len()]).unwrap();
         assert!(read_index(&mut File::open(&path).unwrap()).is_none());
         assert_eq!(tickets(&path).unwrap(), [3, 5]);
+    }
+
+    #[test]
+    fn reused_groups_belong_to_the_step_that_they_are_new_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rl-step-000004.jsonl.zst");
+        let groups = [synthetic_group(9, 2, 2), synthetic_group(3, 1, 2)];
+        let text = |_: &Trajectory| (String::new(), String::new());
+        write(&path, 4, &groups, 1, LoggedAdvantages::default(), &text).unwrap();
+        assert_eq!(tickets(&path).unwrap(), [9]);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - index_frame(&[9]).len()]).unwrap();
+        assert_eq!(tickets(&path).unwrap(), [9], "without the index");
+        let again = super::read(&path).unwrap();
+        assert_eq!(again.iter().map(|group| group.ticket.0).collect::<Vec<_>>(), [9, 3]);
+        let reused =
+            |ticket| group(&path, ticket).unwrap().iter().map(|line| line.reused).collect::<Vec<_>>();
+        assert_eq!((reused(9), reused(3)), (vec![false; 2], vec![true; 2]));
     }
 }

@@ -24,17 +24,19 @@ impl RolloutWriter {
         Self { run: run.to_owned(), stage: stage.to_owned(), keep, is_checked: false }
     }
 
-    /// Writes the groups that `step` trained, then removes the logs that are too old. `text` returns prompt and completion
+    /// Writes the groups that `step` trained, the first `new` of them for the first time, then removes the logs that are too old. `text` returns prompt and completion
     /// of a trajectory as text.
     pub fn write(
         &mut self,
         step: u64,
         groups: &[Group],
+        new: usize,
         advantages: LoggedAdvantages<'_>,
         text: &dyn Fn(&Trajectory) -> (String, String),
     ) -> Result<(), TelemetryError> {
         if self.keep != Some(0) {
-            rollout_log::write(&rollouts_file(&self.run, &self.stage, step), step, groups, advantages, text)?;
+            let path = rollouts_file(&self.run, &self.stage, step);
+            rollout_log::write(&path, step, groups, new, advantages, text)?;
         }
         let Some(last_removed) = self.keep.and_then(|keep| step.checked_sub(keep)) else { return Ok(()) };
         if self.is_checked {
@@ -69,7 +71,7 @@ mod tests {
         let mut writer = RolloutWriter::new(run, "rl", keep);
         for step in from..=to {
             writer
-                .write(step, &[group(step, step, 1)], LoggedAdvantages::default(), &|_| {
+                .write(step, &[group(step, step, 1)], 1, LoggedAdvantages::default(), &|_| {
                     (String::new(), String::new())
                 })
                 .unwrap();

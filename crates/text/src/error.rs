@@ -135,6 +135,18 @@ pub enum TextError {
         /// The first byte at which the two renderings differ.
         position: usize,
     },
+    /// A template whose text of the assistant cannot be found.
+    #[error(
+        "the text of the assistant cannot be found: the chat template has no {{% generation %}} blocks, and renders message \
+         {message} differently when others follow (from byte {position} on); use a template with these blocks, or \
+         `loss_on = \"completion\"`"
+    )]
+    TurnsNotSeparable {
+        /// Number of the message, counted from 1.
+        message: usize,
+        /// The first byte at which the two renderings differ.
+        position: usize,
+    },
     /// An empty stop string, which would match everywhere.
     #[error("a stop string is empty")]
     #[diagnostic(help("remove it"))]

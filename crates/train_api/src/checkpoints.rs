@@ -1,6 +1,7 @@
 //! The folder of a server's checkpoints and the paths that name them.
 
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rloom_store::checkpoint::{verify, write_folder};
 use rloom_store::disk;
@@ -72,6 +73,16 @@ impl CheckpointPath {
         }
     }
 
+    /// The path of a stored checkpoint, from the names of its folders.
+    fn stored(run: &str, kind: Kind, name: &str) -> Option<Self> {
+        Self::new(&model_of_folder(run), kind, name).ok()
+    }
+
+    /// Kind and name as a text.
+    pub(crate) fn id(&self) -> String {
+        format!("{}/{}", self.kind.folder(), self.name)
+    }
+
     /// The path as a text.
     pub(crate) fn text(&self) -> String {
         format!("{SCHEME}{}/{}/{}", self.run, self.kind.folder(), self.name)
@@ -82,6 +93,20 @@ impl CheckpointPath {
 fn is_name(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     (1..=MAX_NAME).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_allowed)
+}
+
+/// The identifier of the model that a folder belongs to: `SESSION:train:NUMBER`, with colons that not all file systems allow.
+fn model_of_folder(name: &str) -> String {
+    let model = name.rsplit_once("-train-").filter(|(_, number)| number.parse::<u64>().is_ok());
+    model.map_or_else(|| name.to_owned(), |(session, number)| format!("{session}:train:{number}"))
+}
+
+/// A checkpoint of the folder.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) path: CheckpointPath,
+    pub(crate) time: SystemTime,
+    pub(crate) bytes: u64,
 }
 
 /// The folder of a server's checkpoints.
@@ -139,10 +164,76 @@ impl Checkpoints {
         Ok(folder)
     }
 
+    /// The complete checkpoints of a run, or of all runs, the newest first.
+    pub(crate) fn list(&self, run: Option<&str>) -> Result<Vec<Stored>, Failed> {
+        let runs = match run {
+            Some(run) if is_name(run) => vec![run.replace(':', "-")],
+            Some(_) => Vec::new(),
+            None => names(&self.root)?,
+        };
+        let mut found = Vec::new();
+        for run in runs {
+            for kind in [Kind::Training, Kind::Sampler] {
+                let parent = self.root.join(&run).join(kind.folder());
+                for name in names(&parent)? {
+                    // One may be deleted meanwhile.
+                    let Ok(metadata) = std::fs::metadata(parent.join(&name)) else { continue };
+                    let Some(path) = CheckpointPath::stored(&run, kind, &name) else { continue };
+                    let time = metadata.modified().unwrap_or(UNIX_EPOCH);
+                    found.push(Stored { path, time, bytes: size(&parent.join(&name)) });
+                }
+            }
+        }
+        found.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.path.text().cmp(&b.path.text())));
+        Ok(found)
+    }
+
+    /// Deletes a checkpoint; false if there is none. It is gone at once, also if its files are removed later.
+    pub(crate) fn delete(&self, path: &CheckpointPath) -> Result<bool, Failed> {
+        let folder = self.folder(path);
+        let removed = self.parent(path).join(format!(".deleted-{}", path.name.replace(':', "-")));
+        let failed =
+            |error: std::io::Error| Failed::server(format!("cannot delete {}: {error}", path.text()));
+        // Left by a server that was killed while it deleted one of this name.
+        if removed.exists() {
+            std::fs::remove_dir_all(&removed).map_err(failed)?;
+        }
+        match std::fs::rename(&folder, &removed) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(failed(error)),
+        }
+        std::fs::remove_dir_all(&removed).map_err(failed)?;
+        Ok(true)
+    }
+
     /// True if there is such a checkpoint.
     pub(crate) fn exists(&self, path: &CheckpointPath) -> bool {
         self.folder(path).is_dir()
     }
+}
+
+/// Names of the folders in a folder, which may not exist. Hidden ones are incomplete or deleted.
+fn names(folder: &Path) -> Result<Vec<String>, Failed> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failed::server(format!("cannot list {}: {error}", folder.display()))),
+    };
+    let folders = entries.flatten().filter(|entry| entry.path().is_dir());
+    let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.filter(|name| !name.starts_with('.')).collect())
+}
+
+/// Bytes of the files of a folder.
+fn size(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(of).sum()
 }
 
 #[cfg(test)]

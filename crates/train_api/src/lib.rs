@@ -29,6 +29,7 @@ mod registry;
 mod sampling;
 mod settings;
 mod shared;
+mod time;
 mod trained;
 mod trainer;
 mod version;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{GivenLoss, LossBatch, LossTerms, Mismatch, PolicyLoss, TokenScores, ValueLoss, kernel::Row};
-use crate::{AlgoError, KlEstimator, Level, RatioTo, Score};
+use crate::{AlgoError, KlEstimator, Level, Preference, RatioTo, Score};
 
 /// Checks that rows tile `0..tokens`.
 fn check_rows(rows: &[Range<usize>], tokens: usize) -> Result<(), AlgoError> {
@@ -153,6 +153,24 @@ impl<'a> Inputs<'a> {
         } else {
             Base::Unknown
         };
+        Ok(inputs)
+    }
+
+    /// Inputs of a preference loss.
+    pub(super) fn of_preference(
+        preference: &Preference,
+        batch: &LossBatch<'a>,
+        scores: &'a TokenScores,
+    ) -> Result<Self, AlgoError> {
+        let inputs = Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))?;
+        for (what, is_missing) in [
+            (Score::ReferenceLogprob, preference.reads_reference() && inputs.reference.is_none()),
+            (Score::Outcome, inputs.outcome.is_none()),
+        ] {
+            if is_missing {
+                return Err(AlgoError::Missing { what });
+            }
+        }
         Ok(inputs)
     }
 

@@ -6,7 +6,7 @@ use crate::{RatioTo, WeightAction, WeightLevel};
 
 /// Part of an optimiser step that a loss must see at once.
 ///
-/// An engine always calls the loss with whole sequences. A loss of step scope is called once
+/// An engine always calls the loss with whole sequences, and never divides a group between micro-batches for a loss of pairs. A loss of step scope is called once
 /// ([`step_loss`](crate::step_loss)), after all micro-batches of the optimiser step have been scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -15,6 +15,8 @@ pub enum Scope {
     Token,
     /// All policy tokens of a sequence.
     Sequence,
+    /// Both completions of a pair, which are neighbours.
+    Pair,
     /// All sequences of the optimiser step.
     Step,
 }

@@ -55,6 +55,20 @@ pub struct LossMetrics {
     pub value_clip_ratio: Option<f64>,
     /// 1 − Var(R − V)/Var(R); `None` if all returns are equal.
     pub explained_variance: Option<f64>,
+    /// Mean implicit reward of chosen or desirable completions.
+    pub reward_chosen: Option<f64>,
+    /// Mean implicit reward of rejected or undesirable completions.
+    pub reward_rejected: Option<f64>,
+    /// Difference of the two means.
+    pub reward_margin: Option<f64>,
+    /// Fraction of pairs whose chosen completion has the higher implicit reward.
+    pub reward_accuracy: Option<f64>,
+    /// The anchor of the loss.
+    pub reward_anchor: Option<f64>,
+    /// Mean summed log-probability of chosen or desirable completions (nats).
+    pub logprob_chosen: Option<f64>,
+    /// Mean summed log-probability of rejected or undesirable completions (nats).
+    pub logprob_rejected: Option<f64>,
     /// Fraction of masked sequences; `None` without a mask. Not a named metric: the masking code reports the reasons.
     pub masked_ratio: Option<f64>,
 }
@@ -79,6 +93,13 @@ impl LossMetrics {
             (metric::CORRECTION_ESS, self.correction_ess),
             (metric::CORRECTION_MASKED_RATIO, self.correction_masked_ratio),
             (metric::CORRECTION_REJECTED_RATIO, self.correction_rejected_ratio),
+            (metric::REWARDS_CHOSEN, self.reward_chosen),
+            (metric::REWARDS_REJECTED, self.reward_rejected),
+            (metric::REWARDS_MARGINS, self.reward_margin),
+            (metric::REWARDS_ACCURACIES, self.reward_accuracy),
+            (metric::REWARDS_ANCHOR, self.reward_anchor),
+            (metric::LOGPS_CHOSEN, self.logprob_chosen),
+            (metric::LOGPS_REJECTED, self.logprob_rejected),
             (metric::VALUE_LOSS, self.value_loss),
             (metric::VALUE_CLIP_RATIO, self.value_clip_ratio),
             (metric::VALUE_EXPLAINED_VARIANCE, self.explained_variance),
@@ -120,6 +141,13 @@ impl LossMetrics {
             correction_ess: mean(|m| m.correction_ess),
             correction_masked_ratio: mean(|m| m.correction_masked_ratio),
             correction_rejected_ratio: mean(|m| m.correction_rejected_ratio),
+            reward_chosen: mean(|m| m.reward_chosen),
+            reward_rejected: mean(|m| m.reward_rejected),
+            reward_margin: mean(|m| m.reward_margin),
+            reward_accuracy: mean(|m| m.reward_accuracy),
+            reward_anchor: mean(|m| m.reward_anchor),
+            logprob_chosen: mean(|m| m.logprob_chosen),
+            logprob_rejected: mean(|m| m.logprob_rejected),
             value_loss: mean(|m| m.value_loss),
             value_clip_ratio: mean(|m| m.value_clip_ratio),
             explained_variance: mean(|m| m.explained_variance),

@@ -29,7 +29,7 @@ pub fn step_loss(
     }
     let picked = match loss.scope() {
         Scope::Step => pick(loss, batches, scores, draw)?,
-        Scope::Token | Scope::Sequence => Vec::new(),
+        Scope::Token | Scope::Sequence | Scope::Pair => Vec::new(),
     };
     let mut start = 0;
     let mut grads = Vec::with_capacity(batches.len());
@@ -42,7 +42,7 @@ pub fn step_loss(
     Ok(grads)
 }
 
-fn within(micro_batch: usize) -> impl Fn(AlgoError) -> AlgoError {
+pub(super) fn within(micro_batch: usize) -> impl Fn(AlgoError) -> AlgoError {
     move |error| AlgoError::InMicroBatch { micro_batch, error: Box::new(error) }
 }
 

@@ -36,6 +36,7 @@ pub struct LossTerms {
     mismatch: Extremes,
     correction: Option<CorrectionTerms>,
     value: Option<ValueTerms>,
+    preference: Option<PreferenceTerms>,
 }
 
 /// Sums over the weights of a correction.
@@ -104,6 +105,41 @@ impl ValueTerms {
     }
 }
 
+/// Sums over the completions of a preference loss.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct PreferenceTerms {
+    chosen_reward: Mean,
+    rejected_reward: Mean,
+    chosen_logprob: Mean,
+    rejected_logprob: Mean,
+    pairs: u64,
+    accurate: u64,
+    anchor: Option<f64>,
+}
+
+impl PreferenceTerms {
+    fn merge(&mut self, other: &Self) {
+        self.chosen_reward.merge(&other.chosen_reward);
+        self.rejected_reward.merge(&other.rejected_reward);
+        self.chosen_logprob.merge(&other.chosen_logprob);
+        self.rejected_logprob.merge(&other.rejected_logprob);
+        self.pairs += other.pairs;
+        self.accurate += other.accurate;
+        self.anchor = self.anchor.or(other.anchor);
+    }
+
+    fn report(&self, metrics: &mut LossMetrics) {
+        let (chosen, rejected) = (self.chosen_reward.value(), self.rejected_reward.value());
+        metrics.reward_chosen = chosen;
+        metrics.reward_rejected = rejected;
+        metrics.reward_margin = chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected);
+        metrics.reward_accuracy = (self.pairs > 0).then(|| self.accurate as f64 / self.pairs as f64);
+        metrics.reward_anchor = self.anchor;
+        metrics.logprob_chosen = self.chosen_logprob.value();
+        metrics.logprob_rejected = self.rejected_logprob.value();
+    }
+}
+
 /// Merges optional terms.
 fn merge_optional<T: Clone>(to: &mut Option<T>, from: Option<&T>, merge: fn(&mut T, &T)) {
     match (to.as_mut(), from) {
@@ -127,6 +163,30 @@ impl LossTerms {
 
     pub(super) fn of_critic(spec: &ValueLoss) -> Self {
         Self { value: Some(ValueTerms::new(spec)), ..Self::default() }
+    }
+
+    pub(super) fn of_preference(anchor: Option<f64>) -> Self {
+        Self { preference: Some(PreferenceTerms { anchor, ..PreferenceTerms::default() }), ..Self::default() }
+    }
+
+    /// Adds a completion with its implicit reward and its summed log-probability.
+    pub(super) fn observe_completion(&mut self, is_desirable: bool, reward: f64, logprob: f64) {
+        let Some(terms) = &mut self.preference else { return };
+        let (of_reward, of_logprob) = if is_desirable {
+            (&mut terms.chosen_reward, &mut terms.chosen_logprob)
+        } else {
+            (&mut terms.rejected_reward, &mut terms.rejected_logprob)
+        };
+        of_reward.add(reward);
+        of_logprob.add(logprob);
+    }
+
+    /// Adds a pair, which is accurate if its chosen completion has the higher reward.
+    pub(super) fn observe_pair(&mut self, is_accurate: bool) {
+        if let Some(terms) = &mut self.preference {
+            terms.pairs += 1;
+            terms.accurate += u64::from(is_accurate);
+        }
     }
 
     /// Counts a sequence; `is_masked` is `None` without a mask.
@@ -254,6 +314,7 @@ impl LossTerms {
         self.mismatch.merge(&other.mismatch);
         merge_optional(&mut self.correction, other.correction.as_ref(), CorrectionTerms::merge);
         merge_optional(&mut self.value, other.value.as_ref(), ValueTerms::merge);
+        merge_optional(&mut self.preference, other.preference.as_ref(), PreferenceTerms::merge);
     }
 
     /// The loss of the micro-batches merged so far.
@@ -305,6 +366,9 @@ impl LossTerms {
             metrics.correction_ess = correction.weights.effective_share();
             metrics.correction_masked_ratio = self.share(correction.masks, correction.masked);
             metrics.correction_rejected_ratio = self.share(correction.rejects, correction.rejected);
+        }
+        if let Some(preference) = &self.preference {
+            preference.report(&mut metrics);
         }
         if let Some(value) = self.value.as_ref().filter(|_| self.trained > 0) {
             metrics.value_loss = Some(value.loss.value());

@@ -10,7 +10,8 @@ use reader::{Reader, at_least_one, read, unread_reason};
 
 use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
-    KlPlacement, LossKind, Method, PolicyLoss, Proximal, RatioTo, Sampler, Sft, Surrogate, error::Unread,
+    KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, Sampler, Sft, Surrogate,
+    error::{Refusal, Unread},
     settings::function::check_name, settings::layer::Layer,
 };
 
@@ -43,6 +44,7 @@ impl Algorithm {
         let is_off_policy = sampler.into().is_off_policy();
         let algorithm = match method.settings() {
             None => supervised(method, settings),
+            Some(preset) if preset.preference.is_some() => preference(method, &preset, settings)?,
             Some(preset) => {
                 build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }
@@ -92,6 +94,7 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
         group_size: 1,
         advantage: None,
         loss: PolicyLoss::new(Surrogate::Sft(Sft), aggregation),
+        preference: None,
         proximal: Proximal::Sampler,
         kl_control: None,
         entropy_control: None,
@@ -103,6 +106,30 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
         minibatches: 1,
         settings: AlgorithmSettings { loss_aggregation: Some(aggregation), ..AlgorithmSettings::default() },
     }
+}
+
+/// A method that learns from preferences: one optimiser step per batch.
+fn preference(
+    method: Method,
+    preset: &AlgorithmSettings,
+    settings: &AlgorithmSettings,
+) -> Result<Algorithm, AlgoError> {
+    let own = preset.preference.unwrap_or_default();
+    let kind = own.kind.unwrap_or(PreferenceKind::Dpo);
+    let asked = settings.preference.unwrap_or_default();
+    if let Some(other) = asked.kind.filter(|&other| other != kind) {
+        let hint = "leave `kind` out, and choose the loss by the stage's `method`";
+        return Err(reader::refuse("preference", Refusal::OtherPreference { kind: other }, hint));
+    }
+    let preference = asked.over(own).resolve(kind)?;
+    Ok(Algorithm {
+        preference: Some(preference),
+        settings: AlgorithmSettings {
+            preference: Some(preference.settings()),
+            ..AlgorithmSettings::default()
+        },
+        ..supervised(method, &AlgorithmSettings::default())
+    })
 }
 
 /// Resolves the settings part by part.
@@ -141,6 +168,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
             value: critic.filter(CriticSpec::is_shared).map(|c| c.value),
             ..PolicyLoss::new(surrogate, aggregation)
         },
+        preference: None,
         proximal,
         kl_control: kl.control,
         entropy_control,

@@ -74,6 +74,12 @@ fn of_kind<K: Kind>(
 
 /// The reason why a key has no effect. `read` contains the keys that have one.
 pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings) -> UnreadReason {
+    let of_preference = key.strip_prefix("preference.").and_then(|key| {
+        of_kind(key, read.preference, UnreadReason::NotOfPreference, UnreadReason::NotOfPreference)
+    });
+    if let Some(reason) = of_preference {
+        return reason;
+    }
     if method.is_supervised() {
         return UnreadReason::Supervised;
     }
@@ -105,6 +111,8 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
         "filter.max_draws" => "no group is filtered",
         "filter.python" | "filter.timeout_seconds" => "filter.function is not set",
         "filter.mask_zero_variance" => "the advantage does not compare the episodes of a group",
+        "preference" => "only methods that learn from preferences have such a loss",
+        key if key.starts_with("preference.") => "only methods that learn from preferences have such a loss",
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",
         "critic.backbone" => "the critic reads the texts of all agents, and a policy those of one",

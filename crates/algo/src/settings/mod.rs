@@ -21,7 +21,7 @@ pub use text::Text;
 use serde::{Deserialize, Serialize};
 
 use self::layer::{Layer, plain};
-use crate::{AdvantageSettings, Aggregation, KlEstimator, KlPlacement, LossSettings};
+use crate::{AdvantageSettings, Aggregation, KlEstimator, KlPlacement, LossSettings, PreferenceSettings};
 
 plain!(Aggregation, |aggregation| Value::Name(aggregation.name()));
 plain!(KlEstimator, |estimator| Value::Name(estimator.name()));
@@ -74,6 +74,8 @@ overrides! {
         whiten: bool,
         /// Policy loss: a name, or a table of `kind` and its settings.
         loss: LossSettings,
+        /// Preference loss of the method: a table of its settings.
+        preference: PreferenceSettings,
         /// Policy in the denominator of the importance ratio: old or behavior.
         ratio_to: RatioTo,
         /// Source of the proximal policy's log-probabilities: sampler, recompute or log_linear.

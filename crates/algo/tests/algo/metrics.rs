@@ -169,6 +169,13 @@ fn the_mean_of_equal_steps_is_the_step() {
         value_clip_ratio: Some(21.0),
         explained_variance: Some(22.0),
         masked_ratio: Some(23.0),
+        reward_chosen: Some(24.0),
+        reward_rejected: Some(25.0),
+        reward_margin: Some(26.0),
+        reward_accuracy: Some(27.0),
+        reward_anchor: Some(28.0),
+        logprob_chosen: Some(29.0),
+        logprob_rejected: Some(30.0),
     };
     assert_eq!(
         LossMetrics::over_steps(&[

@@ -13,6 +13,7 @@ import torch
 
 import paper_advantages as adv
 import paper_losses as loss
+import paper_preferences
 
 LIMIT = 20  # far above every length: no penalty for coming near it
 
@@ -261,6 +262,6 @@ def per_token():
 
 
 if __name__ == "__main__":
-    examples = clipped() | policy_gradients() | per_token()
+    examples = clipped() | policy_gradients() | per_token() | paper_preferences.examples(six)
     lines = [f"{json.dumps(name)}: {json.dumps(e)}" for name, e in examples.items()]
     sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,4 +1,4 @@
-//! `rloom export`: the files of a run as JSON lines.
+//! `rloom export`: the files of a run as JSON lines, and its model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,17 +6,21 @@ use std::path::Path;
 use rloom_telemetry::{Event, EventFile, EventLine, RunState, StateReader, StepFiles, rollout_log};
 use serde_json::{Value, json};
 
+use super::export_model;
 use super::train::find_run;
 use crate::arguments::{Export, Exported};
 use crate::failure::Failure;
 use crate::output::Output;
 
 pub(crate) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
+    if arguments.content == Exported::Model {
+        return export_model::run(arguments, output);
+    }
     let directory = find_run(&arguments.run)?;
     match arguments.content {
         Exported::Events => events(&directory, &arguments.kind, output),
         Exported::Rollouts => rollouts(&directory, arguments, output),
-        Exported::Config => output.json(&config(&directory)?),
+        Exported::Config | Exported::Model => output.json(&config(&directory)?),
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod engines;
 pub(crate) mod eval;
 pub(crate) mod export;
+mod export_model;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod node;

@@ -213,22 +213,52 @@ pub(crate) fn shown_parts(metrics: &Metrics) -> impl Iterator<Item = (String, f6
     metrics.iter().filter_map(move |(name, value)| Some((of_domain(name).or_else(|| of_set(name))?, *value)))
 }
 
-/// Formats the lengths of prompts as one line.
+/// Formats the lengths of prompts, or of the rows of a stage that learns from them, as one line.
 pub(crate) fn prompts(summary: &PromptSummary) -> String {
-    let PromptSummary { used_by, tasks, measured, median, longest, room, dropped } = summary;
-    let mut text = format!("prompts of {used_by}: {}", thousands(*tasks));
+    let PromptSummary { used_by, tasks, measured, median, longest, room, dropped, rows } = summary;
+    let subject = if rows.is_some() { "rows" } else { "prompts" };
+    let mut text = format!("{subject} of {used_by}: {}", thousands(*tasks));
+    if let Some(rows) = rows {
+        let _ = write!(text, " {}", rows.kind);
+    }
     if measured < tasks {
         let _ = write!(text, " ({} measured)", thousands(*measured));
     }
-    let _ = write!(
-        text,
-        ", median {} tokens, longest {}, room for {}",
-        thousands(*median),
-        thousands(*longest),
-        thousands(*room)
-    );
+    match rows {
+        None => {
+            let _ = write!(text, ", median {} tokens, longest {}", thousands(*median), thousands(*longest));
+        }
+        Some(rows) => {
+            let prompts = [*median, rows.prompt_p95, *longest];
+            let completions = [rows.median, rows.p95, rows.longest];
+            for (name, [median, p95, longest]) in [("prompts", prompts), ("completions", completions)] {
+                let _ = write!(
+                    text,
+                    ", {name} median {} tokens, 95 % {}, longest {}",
+                    thousands(median),
+                    thousands(p95),
+                    thousands(longest)
+                );
+            }
+            let _ = write!(text, ", {} tokens in all", thousands(rows.tokens));
+        }
+    }
+    let _ = write!(text, ", room for {}", thousands(*room));
     if *dropped > 0 {
-        let _ = write!(text, "; {} longer ones dropped", thousands(*dropped));
+        let _ = match rows {
+            None => write!(text, "; {} longer ones dropped", thousands(*dropped)),
+            Some(_) => write!(text, "; {} with longer prompts dropped", thousands(*dropped)),
+        };
+    }
+    if let Some(rows) = rows {
+        let changes = [
+            (rows.long, "longer ones dropped"),
+            (rows.no_room, "without room for a completion dropped"),
+            (rows.cut, "cut"),
+        ];
+        for (count, change) in changes.into_iter().filter(|(count, _)| *count > 0) {
+            let _ = write!(text, "; {} {change}", thousands(count));
+        }
     }
     text
 }
@@ -292,6 +322,8 @@ pub(crate) fn completion(sample: &Sample, output: Output) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use rloom_telemetry::RowSummary;
+
     use super::*;
 
     #[test]
@@ -304,10 +336,28 @@ mod tests {
             longest: 200,
             room: 1728,
             dropped: 12,
+            rows: None,
         };
         assert_eq!(
             prompts(&summary),
             "prompts of rl: 7,461, median 92 tokens, longest 200, room for 1,728; 12 longer ones dropped"
+        );
+        let rows = RowSummary {
+            kind: "preference pairs".to_owned(),
+            prompt_p95: 150,
+            median: 30,
+            p95: 64,
+            longest: 1100,
+            tokens: 912_345,
+            long: 3,
+            no_room: 1,
+            cut: 4,
+        };
+        assert_eq!(
+            prompts(&PromptSummary { rows: Some(rows), ..summary.clone() }),
+            "rows of rl: 7,461 preference pairs, prompts median 92 tokens, 95 % 150, longest 200, completions median 30 \
+             tokens, 95 % 64, longest 1,100, 912,345 tokens in all, room for 1,728; 12 with longer prompts dropped; 3 longer \
+             ones dropped; 1 without room for a completion dropped; 4 cut"
         );
         let sampled = PromptSummary { measured: 1024, dropped: 0, ..summary };
         assert_eq!(

@@ -54,3 +54,47 @@ fn torn_lines_are_noted_and_rollouts_of_repeated_steps_left_out() {
     let rollouts = exported(&sandbox, &["rollouts"]);
     assert!(rollouts.iter().all(|line| line["step"] == 1) && rollouts.len() == 4);
 }
+
+#[test]
+fn a_model_is_exported_for_other_programs() {
+    let sandbox = trained();
+    let size =
+        |folder: &str| std::fs::metadata(sandbox.path(folder).join("model.safetensors")).unwrap().len();
+    let export = |run: &str, arguments: &[&str]| {
+        let result = sandbox.run(&[&["--quiet", "export", run, "model"], arguments].concat());
+        (result.code, result.stdout.clone(), result.stderr)
+    };
+    let greedy = |model: &str| {
+        let result = sandbox.run(&["generate", model, "1+1=", "--temperature", "0", "--json"]);
+        assert_eq!(result.code, Some(0), "{}", result.text());
+        result.stdout
+    };
+    for (folder, dtype) in [("whole", "f32"), ("half", "bf16")] {
+        let (code, out, error) = export("tiny", &["--out", folder, "--dtype", dtype]);
+        assert_eq!((code, error.as_str()), (Some(0), ""));
+        let written: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((&written["dtype"], &written["adapter"]), (&Value::from(dtype), &Value::from(false)));
+        greedy(folder);
+    }
+    assert!(size("half") * 10 < size("whole") * 6);
+    let (code, _, error) = export("tiny", &["--out", "half"]);
+    assert!(code == Some(2) && error.contains("half is not empty"), "{error}");
+    let (code, _, error) = export("half", &["--out", "merged", "--merge"]);
+    assert!(code == Some(2) && error.contains("without an adapter to merge"), "{error}");
+    let (code, _, error) = export("tiny", &[]);
+    assert!(code == Some(2) && error.contains("pass --out FOLDER"), "{error}");
+
+    let set = ["--set", "run.name=lora", "--set", "stage.rl.trainer={lora={rank=2},learning_rate=0.05}"];
+    let result = sandbox.run(&[&["train", "tiny.toml"], &set[..]].concat());
+    assert_eq!(result.code, Some(0), "{}", result.text());
+    let (code, _, error) = export("lora", &["--out", "adapter", "--dtype", "bf16"]);
+    assert!(code == Some(2) && error.contains("--dtype needs --merge"), "{error}");
+    assert_eq!(export("lora", &["--out", "adapter"]).0, Some(0));
+    assert!(sandbox.path("adapter/adapter_model.safetensors").is_file());
+    assert_eq!(export("adapter", &["--out", "merged", "--merge"]).0, Some(0));
+    assert!(!sandbox.path("merged/adapter_config.json").exists());
+    let text =
+        |json: String| serde_json::from_str::<Value>(json.lines().next().unwrap()).unwrap()["text"].clone();
+    let of_run = text(greedy("runs/lora"));
+    assert_eq!((text(greedy("adapter")), text(greedy("merged"))), (of_run.clone(), of_run));
+}

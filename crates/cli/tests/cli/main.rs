@@ -1,5 +1,7 @@
 //! The program as users run it, and the order of the workspace's crates.
 
+#[cfg(target_os = "linux")]
+mod agents;
 mod bench;
 mod cluster;
 mod downloads;

@@ -16,11 +16,13 @@ use rloom_core::{
 };
 use rloom_engine::{
     Abort, Form, GenerateRequest, Generation, Health, PublishedPolicy, RolloutCapabilities, RolloutEngine,
-    RolloutError, RolloutStatistics, SamplingSettings, VersionGranularity, WorkerFailure, WorkerStatus,
+    RolloutError, RolloutStatistics, SampledToken, SamplingSettings, TokenSink, VersionGranularity,
+    WorkerFailure, WorkerStatus,
 };
 use rloom_env::{Agent, BoxFuture, EnvError, Environment, SingleTurn, Solo, Start};
 use rloom_reward::{OnError, Random, Scorer};
 use rloom_text::{CharacterSettings, Tokenizer};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 type Answer = Result<Generation, RolloutError>;
 
@@ -28,12 +30,18 @@ type Answer = Result<Generation, RolloutError>;
 #[derive(Debug, Default)]
 struct Prepared {
     answers: Mutex<VecDeque<Answer>>,
+    /// Tokens that are sent to the sink of a request before it is answered.
+    streamed: Mutex<VecDeque<Vec<u32>>>,
     requests: Mutex<Vec<GenerateRequest>>,
 }
 
 impl RolloutEngine for Prepared {
     async fn generate(&self, request: GenerateRequest) -> Answer {
+        for token in self.streamed.lock().unwrap().pop_front().unwrap_or_default() {
+            request.sink.as_ref().unwrap().send(SampledToken { token, logprob: -1.0 });
+        }
         self.requests.lock().unwrap().push(request);
+        tokio::task::yield_now().await;
         let answer = self.answers.lock().unwrap().pop_front();
         match answer {
             Some(answer) => answer,
@@ -84,9 +92,9 @@ impl RolloutEngine for Prepared {
     }
 }
 
-/// An agent that makes one call.
+/// An agent that makes one call, streamed if it has a sink.
 #[derive(Debug)]
-struct OneCall;
+struct OneCall(Option<TokenSink>);
 
 impl Environment for OneCall {
     fn name(&self) -> &'static str {
@@ -107,6 +115,7 @@ impl AgentHost for OneCall {
     fn run<'a>(&'a self, episode: HostedEpisode<'a>) -> BoxFuture<'a, Result<Vec<Trajectory>, EnvError>> {
         Box::pin(async move {
             let request = GenerateRequest::new(episode.random, vec![2, 3], episode.sampling.clone());
+            let request = GenerateRequest { sink: self.0.clone(), ..request };
             let generation = episode.sampler.generate(request).await;
             // As an agent that fails because a call of it did.
             let Generation { tokens, logprobs, versions, stop, .. } =
@@ -133,7 +142,27 @@ impl AgentHost for OneCall {
 }
 
 fn runner(answers: Vec<Answer>) -> (Arc<Prepared>, EpisodeRunner<Prepared>) {
-    let engine = Arc::new(Prepared { answers: Mutex::new(answers.into()), requests: Mutex::default() });
+    runner_of(Prepared { answers: Mutex::new(answers.into()), ..Prepared::default() }, None)
+}
+
+/// A runner of an agent whose call is streamed, and the tokens that it receives.
+fn streaming(
+    answers: Vec<(Vec<u32>, Option<Answer>)>,
+) -> (EpisodeRunner<Prepared>, UnboundedReceiver<SampledToken>) {
+    let (streamed, answers): (VecDeque<_>, Vec<_>) = answers.into_iter().unzip();
+    let answers = answers.into_iter().flatten().collect();
+    let engine =
+        Prepared { answers: Mutex::new(answers), streamed: Mutex::new(streamed), ..Prepared::default() };
+    let (sink, tokens) = TokenSink::channel();
+    (runner_of(engine, Some(sink)).1, tokens)
+}
+
+fn received(tokens: &mut UnboundedReceiver<SampledToken>) -> Vec<u32> {
+    std::iter::from_fn(|| tokens.try_recv().ok()).map(|sampled| sampled.token).collect()
+}
+
+fn runner_of(engine: Prepared, sink: Option<TokenSink>) -> (Arc<Prepared>, EpisodeRunner<Prepared>) {
+    let engine = Arc::new(engine);
     let tokenizer = Tokenizer::characters(&CharacterSettings::new("0123456789")).unwrap();
     let scorer = Scorer::from_rewards(
         vec![("random".to_owned(), 1.0, Box::new(Random { probability: 0.5 }))],
@@ -141,7 +170,7 @@ fn runner(answers: Vec<Answer>) -> (Arc<Prepared>, EpisodeRunner<Prepared>) {
     );
     let settings = EpisodeSettings {
         world: Arc::new(Solo::new(Arc::new(SingleTurn))),
-        host: Some(Arc::new(OneCall)),
+        host: Some(Arc::new(OneCall(sink))),
         tokenizer: Arc::new(tokenizer),
         scorer: Arc::new(scorer),
         reward_slots: 1,
@@ -244,4 +273,38 @@ fn a_run_that_stops_does_not_wait_for_its_agents() {
     let (_, runner) = runner(Vec::new());
     let outcome = play(&runner, true).unwrap();
     assert!(matches!(outcome, EpisodeOutcome::Stopped(partial) if partial.turns.is_empty()));
+}
+
+#[test]
+fn tokens_are_streamed_while_the_engine_samples() {
+    let (runner, mut tokens) = streaming(vec![(vec![5, 6], None)]);
+    let outcome = play(&runner, true).unwrap();
+    assert!(matches!(outcome, EpisodeOutcome::Stopped(_)), "the engine has not answered");
+    assert_eq!(received(&mut tokens), [5, 6]);
+}
+
+#[test]
+fn a_stream_has_each_token_once_over_updates_and_lost_workers() {
+    let (runner, mut tokens) = streaming(vec![
+        (vec![5], Some(Ok(part(vec![5, 6], 0, StopReason::Aborted)))),
+        (vec![7], Some(lost())),
+        (vec![], Some(lost())),
+        (vec![7], Some(Ok(part(vec![7, 8], 1, StopReason::Length)))),
+    ]);
+    let EpisodeOutcome::Scored(scored) = play(&runner, false).unwrap() else { unreachable!() };
+    assert_eq!(scored.segments[0].tokens, [2, 3, 5, 6, 7, 8]);
+    assert_eq!(received(&mut tokens), [5, 6, 7, 8]);
+}
+
+/// The agent has seen what is no part of the completion: its call fails, not the run.
+#[test]
+fn a_stream_whose_completion_is_another_fails_for_the_agent_alone() {
+    let other = part(vec![5, 9], 1, StopReason::Length);
+    let shorter = part(vec![5], 1, StopReason::StopToken);
+    for (streamed, answer) in [(vec![5, 9], other.clone()), (vec![], other), (vec![5], shorter)] {
+        let (runner, mut tokens) = streaming(vec![(vec![5, 6], Some(lost())), (streamed, Some(Ok(answer)))]);
+        let error = play(&runner, false).unwrap_err();
+        assert!(matches!(error, CollectError::Environment(_)), "{error}");
+        assert_eq!(received(&mut tokens), [5, 6]);
+    }
 }

@@ -5,9 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use miette::Diagnostic;
-use rloom_collect::{
-    PromptError, PromptRoom, Selection, TaskLength, check_room, drop_long_prompts, measure_prompts,
-};
+use rloom_collect::{PromptError, PromptRoom, RowLimits, Selection, TaskLength, check_room, measure_prompts};
 use rloom_core::{ChatMessage, Demonstration, PromptSource, Task};
 use rloom_data::{DataError, DataSettings, Dataset, FileSettings, Source, Split};
 use rloom_text::{CharacterSettings, ChatTemplate, DateTime, RenderOptions, SpecialTokens, Tokenizer};
@@ -184,10 +182,12 @@ fn prompts_without_room_are_refused_or_dropped() {
          prompts exceed 10 tokens, the longest has 20 [set `data.max_prompt_tokens = 10` to drop longer prompts, lower \
          `sampling.max_new_tokens`, or use a model with a longer context]"
     );
-    let kept = drop_long_prompts(&mut dataset, &lengths, 10).unwrap();
+    let limits = |limit| RowLimits { max_prompt_tokens: Some(limit), context: 16, rules: None };
+    let (kept, counts) = limits(10).apply(&mut dataset, &lengths).unwrap();
+    assert_eq!((counts.long_prompts, counts.cut), (2, 0));
     check_room(&dataset, &kept, Selection::first(3), room).unwrap();
     assert_eq!(dataset.iter().map(|task| task.unwrap().index).collect::<Vec<_>>(), [0, 2, 4]);
-    let error = drop_long_prompts(&mut dataset, &kept, 2).unwrap_err();
+    let error = limits(2).apply(&mut dataset, &kept).unwrap_err();
     assert_eq!(
         data.text(&error),
         "all 3 prompts are longer than `max_prompt_tokens = 2`; the shortest has 3 tokens [set `data.max_prompt_tokens` to \

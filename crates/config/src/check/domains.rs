@@ -40,21 +40,23 @@ pub(super) fn check(
                 .at(origin, "no filter replaces groups"),
         );
     }
-    if !keys.quotas.is_empty() && schedule.value.stragglers == Stragglers::Defer {
+    let policy = schedule.value.stragglers;
+    if !keys.quotas.is_empty() && policy != Stragglers::Drop {
+        let (name, label) = match policy {
+            Stragglers::Wait => ("wait", "fills batches with slow groups of any domain"),
+            _ => ("defer", "collects slow groups of any domain in a batch of their own"),
+        };
         problems.push(
             Problem::new(
                 Code::Conflict,
                 format!(
-                    "`{}` cannot be combined with `{} = \"defer\"`",
+                    "`{}` cannot be combined with `{} = \"{name}\"`",
                     section.name("quotas"),
                     schedule.name("stragglers")
                 ),
             )
             .at(section.origin_or_table("quotas"), "every batch has its groups of each domain")
-            .at_if_set(
-                schedule.origin("stragglers"),
-                "collects slow groups of any domain in a batch of their own",
-            ),
+            .at_if_set(schedule.origin("stragglers"), label),
         );
     }
     let filters = algorithm.is_some_and(|algorithm| algorithm.filters.replaces_groups());

@@ -5,6 +5,7 @@ mod domains;
 mod environment;
 mod eval;
 mod eval_tables;
+mod lora;
 mod model;
 mod policies;
 mod run;
@@ -23,6 +24,9 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     let run = run::check(&draft.run, default_name, problems);
     let stages = stage::check_all(draft, problems);
     shared::check(draft, problems);
+    if let Some(stages) = &stages {
+        lora::check(draft, stages, problems);
+    }
     let model = model::check(draft, problems);
     let cluster = draft.cluster.as_ref().and_then(|section| cluster::check(section, problems));
     let eval = draft.eval.as_ref().map(|eval| eval::check(eval, draft, problems));

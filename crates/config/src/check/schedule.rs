@@ -4,7 +4,7 @@ use rloom_algo::Algorithm;
 use rloom_core::OnUpdate;
 use rloom_sched::{CutOrder, ScheduleSettings, Stragglers};
 
-use super::values::out_of_range;
+use super::values::{out_of_range, setting};
 use crate::compose::StageDraft;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
@@ -32,6 +32,7 @@ pub(super) fn check(
     check_order(section, problems);
     check_stragglers(section, problems);
     check_update(section, problems);
+    check_reuse(stage, section, problems);
     if keys.pin_version {
         check_pin(stage, section, algorithm, problems);
     }
@@ -82,6 +83,25 @@ fn check_stragglers(section: &Section<ScheduleSettings>, problems: &mut Vec<Prob
                 .at(origin, "batches in ticket order wait for every group")
                 .at_if_set(section.origin("cut_order"), "ticket order"),
         );
+    } else if keys.stragglers == Stragglers::Wait && (keys.max_staleness == 0 || keys.oversample > 0) {
+        problems.push(
+            Problem::new(
+                Code::Conflict,
+                format!(
+                    "`{} = \"wait\"` needs `max_staleness` above 0 and `oversample = 0`",
+                    section.name("stragglers")
+                ),
+            )
+            .at(section.origin_or_table("stragglers"), "trains on every group before it is too old")
+            .at_if_set(
+                section.origin("max_staleness").filter(|_| keys.max_staleness == 0),
+                "every group would be due at once",
+            )
+            .at_if_set(
+                section.origin("oversample").filter(|_| keys.oversample > 0),
+                "runs more groups than batches can contain",
+            ),
+        );
     } else if keys.stragglers == Stragglers::Defer && (keys.max_staleness > 0 || keys.oversample == 0) {
         problems.push(
             Problem::new(
@@ -113,6 +133,26 @@ fn check_update(section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("on_update")))
                 .at(origin, "at `max_staleness = 0` no completion is in flight when weights are updated"),
+        );
+    }
+}
+
+fn check_reuse(stage: &StageDraft, section: &Section<ScheduleSettings>, problems: &mut Vec<Problem>) {
+    let Some(reuse) = section.value.reuse else { return };
+    if let Err(error) = reuse.validate() {
+        problems.push(setting(section, &format!("reuse.{}", error.key), &error.problem));
+        return;
+    }
+    let new = stage.keys.value.groups_per_batch;
+    if reuse.share > 0.0 && reuse.groups(new) == 0 {
+        let least = 1.0 / (new as f64 + 1.0);
+        problems.push(
+            Problem::new(
+                Code::Conflict,
+                format!("`{}` is less than one group of a batch", section.name("reuse.share")),
+            )
+            .at(section.origin_or_table("reuse.share"), format!("a batch has {new} new groups"))
+            .hint(format!("set it to at least {:.3}, or to 0 for no reuse", (least * 1e3).ceil() / 1e3)),
         );
     }
 }

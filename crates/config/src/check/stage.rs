@@ -155,8 +155,9 @@ fn start(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     None
 }
 
+/// Largest age of a trained token: reused groups are older than those that are new.
 fn max_staleness(stage: &StageDraft) -> u64 {
-    stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_staleness)
+    stage.rollout.as_ref().map_or(0, |rollout| rollout.schedule.value.max_trained_age())
 }
 
 fn algorithm(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<Algorithm> {

@@ -226,11 +226,23 @@ fn schedules() {
                 &[Code::Conflict],
             ),
             (
+                "[schedule]\noversample = 2\ncut_order = \"completion\"\nstragglers = \"wait\"\n",
+                &[Code::Conflict],
+            ),
+            (
                 "[schedule]\nmax_staleness = 2\npin_version = true\ncut_order = \"completion\"\n",
                 &[Code::Conflict],
             ),
             ("[schedule]\nmax_staleness = 2\npin_version = true\non_update = \"keep\"\n", &[Code::Conflict]),
             ("[schedule]\nmax_staleness = 2\npin_version = true\nmax_failures = 4\n", &[Code::Conflict]),
+            ("[schedule.reuse]\nshare = 0.6\n", &[Code::OutOfRange]),
+            ("[schedule.reuse]\nshare = 0.05\n", &[Code::Conflict]),
+            ("[schedule.reuse]\nmax_age = 0\n", &[Code::OutOfRange]),
+            ("[schedule.reuse]\nreplays = 2\n", &[Code::UnknownKey]),
+            (
+                "[schedule.reuse]\nmax_uses = 2\n[[stage]]\nname = \"rl\"\nalgorithm.proximal = \"sampler\"\n",
+                &[Code::Conflict],
+            ),
             (&format!("[schedule]\nmax_staleness = 2\npin_version = true\n{replacing}"), &[Code::Conflict]),
             // Stale samples without a sound correction.
             (

@@ -66,7 +66,7 @@ impl Operation {
 }
 
 /// A generated task, before the prompt is formatted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GeneratedTask {
     pub(crate) prompt: String,
     pub(crate) answer: String,

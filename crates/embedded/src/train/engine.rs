@@ -12,8 +12,8 @@ use rloom_engine::{
     TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings,
-    OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
+    AdapterError, Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
+    OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
 };
 use rloom_ops::Ctx;
 
@@ -282,13 +282,20 @@ impl EmbeddedTrainEngine {
             }
         }
         fs::create_dir_all(&partial).map_err(|source| storage(Access::Write, &partial, source))?;
-        let mut progress = self.observer.begin(TrainWork::Write, MODEL.len());
+        let mut progress = self.observer.begin(TrainWork::Write, 1);
         self.policy.save(&partial, &self.generation).map_err(checkpoint)?;
-        for _ in MODEL {
-            progress.advance();
-        }
+        progress.advance();
         fs::rename(&partial, &path).map_err(|source| storage(Access::Write, &path, source))?;
         Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+    }
+
+    /// The adapter in a folder over the base in memory.
+    fn stored_adapter(&self, directory: &Path) -> Result<Model, TrainError> {
+        let stored = self.policy.with_stored_adapter(directory).map_err(checkpoint)?;
+        if stored.lora() != self.policy.lora() {
+            return Err(checkpoint(AdapterError::OtherShape { path: directory.to_owned() }));
+        }
+        Ok(stored)
     }
 
     fn forms(&self) -> Vec<Form> {
@@ -299,8 +306,12 @@ impl EmbeddedTrainEngine {
 /// Path of a policy's value head in the engine's folder.
 const VALUE_HEAD: &str = "trainer/value_head.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
-/// Files of a model folder; a critic has no generation settings.
-const MODEL: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
+/// Weights of a model folder.
+const WEIGHTS: [&str; 1] = ["model.safetensors"];
+/// Files of an adapter, whose base is in another folder.
+const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+/// Files of a model folder besides the weights; a critic has no generation settings.
+const MODEL: [&str; 2] = ["config.json", "generation_config.json"];
 
 fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
     (
@@ -428,10 +439,13 @@ impl TrainEngine for EmbeddedTrainEngine {
         let is_policy = self.policy.config().output_heads.language();
         let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
         let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
-        let names: Vec<&str> = model.chain([OPTIMIZER]).chain(has_value_head.then_some(VALUE_HEAD)).collect();
+        let weights: &[&str] = if self.policy.lora().is_some() { &ADAPTER } else { &WEIGHTS };
+        let model: Vec<&str> = model.chain(weights.iter().copied()).collect();
+        let trainer_files = [Some(OPTIMIZER), has_value_head.then_some(VALUE_HEAD)].into_iter().flatten();
+        let names: Vec<&str> = model.iter().copied().chain(trainer_files).collect();
         let mut progress = self.observer.begin(TrainWork::Write, names.len());
         self.policy.save(directory, &self.generation).map_err(checkpoint)?;
-        names.iter().filter(|name| MODEL.contains(name)).for_each(|_| progress.advance());
+        model.iter().for_each(|_| progress.advance());
         let trainer = directory.join("trainer");
         fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
         if has_value_head {
@@ -452,6 +466,7 @@ impl TrainEngine for EmbeddedTrainEngine {
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let policy = match self.policy.config().output_heads {
+            OutputHeads::Language if self.policy.lora().is_some() => self.stored_adapter(directory)?,
             OutputHeads::Language => Model::load(directory).map_err(checkpoint)?,
             OutputHeads::Value => Model::load_critic(directory).map_err(checkpoint)?,
             OutputHeads::LanguageAndValue => {

@@ -4,6 +4,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::lora::LoraSettings;
 use super::parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 
 /// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
@@ -32,6 +33,9 @@ pub struct TrainSettings {
     pub micro_batch_tokens: usize,
     /// Activations to recompute in the backward pass.
     pub activation_checkpointing: ActivationCheckpointing,
+    /// Trains a LoRA adapter instead of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSettings>,
     /// Threads for training.
     pub threads: usize,
     /// Maximum number of optimiser steps of a stage that are skipped because a number is not finite.
@@ -125,6 +129,7 @@ impl Default for TrainSettings {
             backend: Backend::default(),
             micro_batch_tokens: 4096,
             activation_checkpointing: ActivationCheckpointing::None,
+            lora: None,
             threads: 0,
             max_skipped_steps: 0,
         }
@@ -138,8 +143,8 @@ const MAX_SECONDS: f64 = 31_536_000.0;
 
 impl TrainSettings {
     /// Keys of every backend.
-    pub const COMMON_KEYS: [&str; 5] =
-        ["backend", "micro_batch_tokens", "activation_checkpointing", "threads", "max_skipped_steps"];
+    pub const COMMON_KEYS: [&str; 6] =
+        ["backend", "micro_batch_tokens", "activation_checkpointing", "lora", "threads", "max_skipped_steps"];
 
     /// Settings of the ranks, if processes of their own train.
     pub fn ranks(&self) -> Option<&TorchSettings> {
@@ -180,7 +185,14 @@ impl TrainSettings {
     /// Checks the ranges.
     pub fn validate(&self) -> Result<(), SettingError> {
         ValueRange::at_least(1.0).check("micro_batch_tokens", self.micro_batch_tokens as f64)?;
+        if let Some(lora) = &self.lora {
+            lora.validate()?;
+        }
         let Some(torch) = self.ranks() else { return Ok(()) };
+        if self.lora.is_some() {
+            let value = "a table".to_owned();
+            return Err(SettingProblem::Invalid { value, expected: "absent with PyTorch ranks" }.at("lora"));
+        }
         ValueRange::between(1.0, MAX_RANKS).check("ranks", torch.ranks as f64)?;
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
@@ -232,6 +244,7 @@ struct Keys {
     backend: Option<BackendName>,
     micro_batch_tokens: Option<usize>,
     activation_checkpointing: Option<ActivationCheckpointing>,
+    lora: Option<LoraSettings>,
     threads: Option<usize>,
     max_skipped_steps: Option<u64>,
     share_prompts: Option<bool>,
@@ -285,6 +298,7 @@ impl<'de> Deserialize<'de> for TrainSettings {
             backend,
             micro_batch_tokens: keys.micro_batch_tokens.unwrap_or(default.micro_batch_tokens),
             activation_checkpointing: keys.activation_checkpointing.unwrap_or_default(),
+            lora: keys.lora,
             threads: keys.threads.unwrap_or(default.threads),
             max_skipped_steps: keys.max_skipped_steps.unwrap_or(default.max_skipped_steps),
         })
@@ -332,6 +346,9 @@ struct Table {
     /// Activations to recompute in the backward pass: none, attention, or all of a layer but its input. Trades compute
     /// for memory; results are bitwise identical.
     activation_checkpointing: ActivationCheckpointing,
+    /// Trains a LoRA adapter over the weights that the stage starts from, which stay as they are. Default: all weights are
+    /// trained. The embedded backend alone has it.
+    lora: Option<LoraSettings>,
     /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. PyTorch ranks divide them.
     threads: usize,
     /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
@@ -342,10 +359,15 @@ struct Table {
 impl Default for Table {
     fn default() -> Self {
         let TrainSettings {
-            micro_batch_tokens, activation_checkpointing, threads, max_skipped_steps, ..
+            micro_batch_tokens,
+            activation_checkpointing,
+            lora,
+            threads,
+            max_skipped_steps,
+            ..
         } = TrainSettings::default();
         let backend = BackendTable::Embedded(EmbeddedSettings::default());
-        Self { backend, micro_batch_tokens, activation_checkpointing, threads, max_skipped_steps }
+        Self { backend, micro_batch_tokens, activation_checkpointing, lora, threads, max_skipped_steps }
     }
 }
 

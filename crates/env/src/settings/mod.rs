@@ -7,12 +7,14 @@ mod flat;
 mod kind;
 mod table;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{EarlierReasoning, History, SettingError, SettingProblem, SummarySettings};
 use rloom_function::{FunctionError, Host, PythonEnvironment};
 
+use rloom_sandbox::SandboxError;
 use rloom_tools::ToolError;
 use serde_json::Value;
 
@@ -86,6 +88,16 @@ pub enum EnvironmentUnusable {
          single one there"
     )]
     SeveralAgents,
+    /// A file of an agent's sandbox that does not exist.
+    #[error("`environment`: there is no file {}", file.display())]
+    AgentFile {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A machine without a sandbox for agents.
+    #[error("`environment`: {0}")]
+    #[diagnostic(forward(0))]
+    Sandbox(#[from] SandboxError),
     /// An agent whose program does not exist.
     #[error("`environment`: there is no program `{program}`")]
     Agent {

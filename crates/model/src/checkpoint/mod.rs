@@ -6,8 +6,8 @@ mod write;
 
 use std::path::PathBuf;
 
-pub(crate) use read::{Checkpoint, INDEX, TensorFile};
-pub(crate) use write::{TensorOut, write_tensors};
+pub(crate) use read::{Checkpoint, INDEX, SINGLE, TensorFile};
+pub(crate) use write::{TensorOut, write_tensors, write_tensors_as};
 
 /// Weights that cannot be read or written.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]

@@ -155,7 +155,7 @@ pub(crate) struct Checkpoint {
     file_of: BTreeMap<String, usize>,
 }
 
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
@@ -178,6 +178,11 @@ impl Checkpoint {
             });
         }
         Ok(checkpoint)
+    }
+
+    /// True if a folder has weights in this format.
+    pub(crate) fn exists(folder: &Path) -> bool {
+        folder.join(SINGLE).is_file() || folder.join(INDEX).is_file()
     }
 
     /// The files with tensors.

@@ -9,7 +9,7 @@ use crate::reference::{FORMATS, NAMES, model};
 
 const VOCAB: usize = 96;
 
-fn sequences() -> Vec<Vec<u32>> {
+pub(crate) fn sequences() -> Vec<Vec<u32>> {
     let stream = rloom_core::RandomKey::new(2, 0, rloom_core::Purpose::Algorithm, 0).stream();
     let mut at = 0;
     [50, 16, 17, 1, 33]
@@ -31,7 +31,7 @@ fn logits_of(rows: impl IntoIterator<Item = u32>) -> Vec<RowRequest> {
 }
 
 /// Logits after every token, by packed forward passes of one sequence each.
-fn expected(model: &Model, ctx: &Ctx, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
+pub(crate) fn expected(model: &Model, ctx: &Ctx, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
     let all = |tokens: &Vec<u32>| {
         let rows: Vec<u32> = (0..tokens.len() as u32).collect();
         let batch = PackedTokens { tokens, seq_starts: &[0, tokens.len()], parents: &[] };
@@ -41,7 +41,7 @@ fn expected(model: &Model, ctx: &Ctx, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
 }
 
 /// Runs all sequences through `step`, `chunk(i)` tokens of sequence `i` at a time, and collects the logits.
-fn decoded(
+pub(crate) fn decoded(
     model: &Model,
     ctx: &Ctx,
     sequences: &[Vec<u32>],

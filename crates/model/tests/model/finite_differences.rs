@@ -4,8 +4,8 @@ use std::fs;
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_model::{
-    ActivationCheckpointing, GenerationConfig, Gradients, Model, NewModel, OutputHeads, PackedTokens,
-    ScoreGrads, ScoreRows, TensorSpec,
+    ActivationCheckpointing, GenerationConfig, Gradients, LoraConfig, LoraTarget, Model, NewModel,
+    OutputHeads, PackedTokens, ScoreGrads, ScoreRows, TensorSpec,
 };
 use rloom_ops::Ctx;
 use tempfile::TempDir;
@@ -52,11 +52,15 @@ fn loss(model: &Model) -> f64 {
 struct Files {
     folder: TempDir,
     heads: OutputHeads,
+    /// The file with the tensors that are trained.
+    tensors: &'static str,
 }
 
 impl Files {
     fn of(model: &Model) -> Self {
-        let files = Self { folder: tempfile::tempdir().unwrap(), heads: model.config().output_heads };
+        let tensors = if model.lora().is_some() { "adapter_model.safetensors" } else { "model.safetensors" };
+        let heads = model.config().output_heads;
+        let files = Self { folder: tempfile::tempdir().unwrap(), heads, tensors };
         model.save(files.folder.path(), &GenerationConfig::default()).unwrap();
         if files.heads == OutputHeads::LanguageAndValue {
             model.save_value_head(&files.folder.path().join(VALUE_HEAD)).unwrap();
@@ -79,7 +83,7 @@ impl Files {
 
     fn moved(&self, spec: &TensorSpec, direction: &[f32], by: f32) -> Model {
         let apart = spec.is_value_head() && self.heads == OutputHeads::LanguageAndValue;
-        let path = self.folder.path().join(if apart { VALUE_HEAD } else { "model.safetensors" });
+        let path = self.folder.path().join(if apart { VALUE_HEAD } else { self.tensors });
         let before = fs::read(&path).unwrap();
         let mut bytes = before.clone();
         let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
@@ -173,5 +177,22 @@ fn every_tensor_of_policies_with_a_value_head() {
 fn every_tensor_of_critics() {
     for (name, policy) in policies() {
         check(name, &with_random_value_head(policy.to_critic()));
+    }
+}
+
+/// Every factor of an adapter whose `B` is no longer zero.
+#[test]
+fn every_tensor_of_adapters() {
+    for (name, policy) in policies() {
+        let base = Files::of(&policy);
+        let lora = LoraConfig::new(3, 4.5, name == "qwen3", &LoraTarget::ALL);
+        let mut model = base.model().with_adapter(lora, 4);
+        let specs: Vec<TensorSpec> = model.trained_tensors().map(|(spec, _)| spec.clone()).collect();
+        for (index, spec) in specs.iter().enumerate().filter(|(_, spec)| spec.name.contains("lora_B")) {
+            let stream = RandomKey::new(3, 0, Purpose::Algorithm, index as u64).stream();
+            let noise: Vec<f32> = (0..spec.len() as u64).map(|i| stream.normal(i) as f32).collect();
+            model = Files::of(&model).moved(spec, &noise, 0.3);
+        }
+        check(name, &model);
     }
 }

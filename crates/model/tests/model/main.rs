@@ -9,6 +9,7 @@ mod decode;
 mod files;
 mod finite_differences;
 mod golden;
+mod lora;
 mod optimizer;
 mod reference;
 mod shared;

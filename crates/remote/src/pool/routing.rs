@@ -21,26 +21,25 @@ impl Candidate {
 }
 
 /// The replica for a request of `cost` tokens. Requests that share a prefix stay at `preferred`, whose cache has it, as long
-/// as its load per device is at most 25 % over the mean of all `devices` with `total` outstanding tokens; others go where the
-/// fewest per device are outstanding then.
+/// as its load per device is at most 25 % over the mean of all `devices` with `total` outstanding tokens, or over the load of
+/// the best other place; others go where the fewest per device are outstanding then.
 pub(super) fn choose(
     candidates: &[Candidate],
     preferred: Option<u32>,
     cost: u64,
     (devices, total): (usize, u64),
 ) -> Option<u32> {
-    let stays = |candidate: &&Candidate| {
-        let mean = (total + cost) as f64 / devices.max(1) as f64;
-        (candidate.outstanding + cost) as f64 / candidate.devices.max(1) as f64 <= 1.25 * mean
-    };
+    let least = candidates.iter().min_by(|one, other| {
+        let by_load = one.load(cost, other).cmp(&other.load(cost, one));
+        by_load.then(one.replica.cmp(&other.replica))
+    })?;
+    let load =
+        |candidate: &Candidate| (candidate.outstanding + cost) as f64 / candidate.devices.max(1) as f64;
+    // With few requests the mean is lower than any load that the request could have.
+    let mean = (total + cost) as f64 / devices.max(1) as f64;
+    let most = 1.25 * mean.max(load(least));
     let at_preferred = candidates.iter().find(|candidate| Some(candidate.replica) == preferred);
-    let least = || {
-        candidates.iter().min_by(|one, other| {
-            let by_load = one.load(cost, other).cmp(&other.load(cost, one));
-            by_load.then(one.replica.cmp(&other.replica))
-        })
-    };
-    at_preferred.filter(stays).or_else(least).map(|candidate| candidate.replica)
+    Some(at_preferred.filter(|candidate| load(candidate) <= most).unwrap_or(least).replica)
 }
 
 /// Replicas that hold the prefixes of recent groups and sessions.
@@ -127,6 +126,9 @@ mod tests {
         assert_eq!(choose(&at(&[100, 100]), Some(1), 10, (2, 200)), Some(1));
         assert_eq!(choose(&at(&[100, 130]), Some(1), 10, (2, 230)), Some(1));
         assert_eq!(choose(&at(&[100, 160]), Some(1), 10, (2, 260)), Some(0));
+        // Nowhere would it be less loaded: one request is more than the mean of two replicas.
+        assert_eq!(choose(&at(&[0, 0]), Some(1), 10, (2, 0)), Some(1));
+        assert_eq!(choose(&at(&[0, 10]), Some(1), 10, (2, 10)), Some(0));
         // The preferred replica has no room, or has left.
         assert_eq!(choose(&at(&[100]), Some(1), 10, (2, 200)), Some(0));
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rloom_core::{OnUpdate, Purpose, StopReason};
-use rloom_engine::{RolloutEngine, ServerSettings, generate_all};
+use rloom_engine::{GenerateRequest, RolloutEngine, ServerSettings, generate_all};
 use rloom_remote::{ModelLimits, ReplicaPool, Server};
 
 use crate::stand_in::{Protocol, StandIn};
@@ -39,6 +39,40 @@ fn prompts_of_a_group_go_to_one_replica_and_groups_are_spread() {
     };
     let whole = (0..12).filter(|&group| of_group(0, group) == 0 || of_group(1, group) == 0).count();
     assert!(whole >= 4, "{whole} of 12 groups are together");
+}
+
+/// Turns of a session go where its first one went, also when every other replica is as idle, and to another replica once that
+/// one is lost.
+#[test]
+fn turns_of_a_session_stay_at_the_replica_that_has_their_keys() {
+    let (first, second) = (StandIn::start(), StandIn::start());
+    let pool = pool_of(&[&first, &second], &settings(2));
+    let trainer = Trainer::new();
+    let turn = |session, sample| GenerateRequest {
+        session: Some(session),
+        group: None,
+        ..request(session, sample, 30)
+    };
+    run(async {
+        pool.load(&trainer.main(1), OnUpdate::Finish).await.unwrap();
+        until(|| pool.workers().iter().all(|worker| !worker.loaded.is_empty())).await;
+        // The first replica is busy when the session begins.
+        first.set_speed(1);
+        let busy = pool.generate(request(1, 0, 400));
+        until(|| first.lock().running.len() == 1).await;
+        assert_eq!(pool.generate(turn(7, 0)).await.unwrap().replica, Some(1));
+        busy.await.unwrap();
+        for sample in 1..6 {
+            assert_eq!(pool.generate(turn(7, sample)).await.unwrap().replica, Some(1), "turn {sample}");
+        }
+        assert_eq!(pool.generate(turn(8, 0)).await.unwrap().replica, Some(0), "another session");
+        drop(second);
+        let moved = turn(7, 6);
+        let made = pool.generate(moved.clone()).await.unwrap();
+        assert_eq!(made.replica, Some(0));
+        check(&trainer, &moved, &made);
+        assert_eq!(pool.generate(turn(7, 7)).await.unwrap().replica, Some(0));
+    });
 }
 
 #[test]

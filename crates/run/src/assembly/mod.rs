@@ -22,7 +22,8 @@ use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
-    EmbeddedRolloutEngine, EmbeddedTrainEngine, model_checkpointing, model_of, publish_model,
+    EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, lora_config, model_checkpointing, model_of,
+    publish_model,
 };
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
@@ -109,22 +110,19 @@ pub struct EmbeddedEngines {
     ctx: Ctx,
     policy: Policy,
     dtype: Dtype,
+    /// Seed of new adapters.
+    seed: u64,
 }
 
 impl EmbeddedEngines {
     /// Creates the engines of a policy in the configuration's dtype, computing in `ctx`.
     pub fn new(policy: &Policy, config: &Config, ctx: Ctx) -> Self {
-        Self::of_model(policy, config.dtype, ctx)
-    }
-
-    /// Creates the engines of a policy.
-    pub fn of_model(policy: &Policy, dtype: Dtype, ctx: Ctx) -> Self {
-        Self { ctx, policy: policy.clone(), dtype }
+        Self { ctx, policy: policy.clone(), dtype: config.dtype, seed: config.run.seed }
     }
 
     /// The engines of another policy, in the same context.
     fn for_policy(&self, policy: &Policy) -> Self {
-        Self::of_model(policy, self.dtype, self.ctx.clone())
+        Self { ctx: self.ctx.clone(), policy: policy.clone(), dtype: self.dtype, seed: self.seed }
     }
 
     /// A compute context of `threads` threads.
@@ -145,9 +143,33 @@ impl EmbeddedEngines {
         Ok(without_value_head(model))
     }
 
+    /// Reads a folder. An adapter of the run's model shares its weights.
     fn load(&self, folder: &Path) -> Result<Arc<Model>, RunError> {
-        Ok(Arc::new(Model::load(folder)?.with_dtype(self.dtype)))
+        let Some(base) = Model::base_of(folder)? else {
+            return Ok(Arc::new(Model::load(folder)?.with_dtype(self.dtype)));
+        };
+        if let Some(own) = self.policy.folder()
+            && is_same_folder(own, &base)
+        {
+            return Ok(Arc::new(self.policy.model()?.with_stored_adapter(folder)?));
+        }
+        Ok(Arc::new(Model::load_frozen(folder, self.dtype)?))
     }
+
+    /// Policy and reference of a stage.
+    fn policy_and_reference(&self, stage: &Stage, start: Arc<Model>) -> Result<[Arc<Model>; 2], RunError> {
+        let stage_name = || stage.name.clone();
+        match &stage.trainer.lora {
+            Some(lora) => adapted(&start, lora_config(lora), self.seed)
+                .ok_or_else(|| RunError::OtherAdapter { stage: stage_name() }),
+            None if start.lora().is_some() => Err(RunError::AdapterStart { stage: stage_name() }),
+            None => Ok([Arc::clone(&start), start]),
+        }
+    }
+}
+
+fn is_same_folder(a: &Path, b: &Path) -> bool {
+    a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
 }
 
 /// True if the log-probabilities of a stage's samples are bitwise those that the trainer computes.
@@ -226,20 +248,22 @@ impl EngineFactory for EmbeddedEngines {
             )
             .with_activation_checkpointing(checkpointing)
         };
-        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&start));
         let backbone = critic.as_ref().map(|critic| critic.backbone);
+        let critic = (backbone == Some(Backbone::Own)).then(|| {
+            EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())
+                .with_activation_checkpointing(checkpointing)
+        });
+        let [policy, base] = self.policy_and_reference(stage, start)?;
+        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&base));
         Ok(Models {
-            critic: (backbone == Some(Backbone::Own)).then(|| {
-                EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())
-                    .with_activation_checkpointing(checkpointing)
-            }),
-            prm: prm.as_ref().map(|_| engine(Arc::clone(&start), Some(Arc::clone(&start)))),
+            critic,
+            prm: prm.as_ref().map(|_| engine(Arc::clone(&policy), Some(base))),
             policy: if backbone == Some(Backbone::Shared) {
                 let generation = self.policy.generation.clone();
-                EmbeddedTrainEngine::with_value_head(ctx.clone(), start, reference, optimizer(), generation)
+                EmbeddedTrainEngine::with_value_head(ctx.clone(), policy, reference, optimizer(), generation)
                     .with_activation_checkpointing(checkpointing)
             } else {
-                engine(start, reference)
+                engine(policy, reference)
             },
             further: Vec::new(),
         })

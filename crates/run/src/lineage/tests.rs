@@ -33,7 +33,9 @@ fn journal(run: &Path) {
     }
     journal.append(&Record::Filtered { ticket: Ticket(11) }).unwrap();
     journal.append(&Record::Failed { ticket: Ticket(12), reason: "the reward is NaN".into() }).unwrap();
-    journal.append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)], advantages: None }).unwrap();
+    journal
+        .append(&Record::Cut { batch: 2, tickets: vec![Ticket(8)], reused: Vec::new(), advantages: None })
+        .unwrap();
 }
 
 /// A run with stage `warmup` of demonstrations, `rl` with the steps 1 and 2 (tickets 0 to 3, and 6), and `more` with
@@ -71,7 +73,7 @@ fn run() -> tempfile::TempDir {
         let text = |t: &Trajectory| ("3+4=".to_owned(), format!("answer of {}", t.key.sample));
         let shown = vec![vec![0.5, -0.5]; groups.len()];
         let advantages = LoggedAdvantages { shown: &shown, given: &[] };
-        rollout_log::write(&path, step, &groups, advantages, &text).unwrap();
+        rollout_log::write(&path, step, &groups, groups.len(), advantages, &text).unwrap();
         // Step 3 was killed after training, before its event.
         if step < 3 {
             lines.push(line(stage, step, Event::Step { metrics: [].into() }));

@@ -39,6 +39,8 @@ impl<F: EngineFactory> Run<'_, '_, F> {
         };
         if let Some((trained, weights)) = previous
             && trained == from
+            // The base of an adapter is a folder.
+            && stage.trainer.lora.is_none()
         {
             let (main, further) = start_of_next(weights);
             return Ok(StageStarts { main, further });

@@ -20,7 +20,7 @@ struct Line {
 }
 
 /// Trajectories that a step was trained on.
-fn rollouts(run: &Path, step: u64) -> Vec<Trajectory> {
+pub(crate) fn rollouts(run: &Path, step: u64) -> Vec<Trajectory> {
     let path = run.join(format!("rollouts/rl-step-{step:06}.jsonl.zst"));
     let bytes = zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
     let text = String::from_utf8(bytes).unwrap();
@@ -29,7 +29,12 @@ fn rollouts(run: &Path, step: u64) -> Vec<Trajectory> {
 
 /// Scores trajectories from their token ids alone, `per_batch` of them in a packed forward pass, and returns the
 /// largest difference from the sampler's log-probabilities.
-fn largest_difference(model: &Model, trajectories: &[Trajectory], per_batch: usize, threads: usize) -> f32 {
+pub(crate) fn largest_difference(
+    model: &Model,
+    trajectories: &[Trajectory],
+    per_batch: usize,
+    threads: usize,
+) -> f32 {
     let ctx = Ctx::new(threads).unwrap();
     let mut largest = 0.0f32;
     for some in trajectories.chunks(per_batch) {

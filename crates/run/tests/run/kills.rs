@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, SEGMENTS};
+use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, REUSE, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -183,7 +183,9 @@ fn result(config: &Config) -> BTreeMap<&'static str, Vec<u8>> {
     let last = format!("checkpoints/rl-step-{:06}", config.stages[1].steps);
     let folder = config.run_directory().join(last);
     let read = |name| (name, std::fs::read(folder.join(name)).unwrap());
-    ["model.safetensors", "trainer/optimizer.safetensors"].into_iter().map(read).collect()
+    let has_adapter = config.stages[1].trainer.lora.is_some();
+    let weights = if has_adapter { "adapter_model.safetensors" } else { "model.safetensors" };
+    [weights, "trainer/optimizer.safetensors"].into_iter().map(read).collect()
 }
 
 /// Trajectories that a run reports for each step. Later attempts must report the same ones.
@@ -212,7 +214,12 @@ impl TrainedSteps {
         let stage = &config.stages[1];
         let mut tickets = BTreeSet::new();
         assert_eq!(self.steps.len() as u64, stage.steps);
-        for (step, trained) in &self.steps {
+        for (step, all) in &self.steps {
+            let (reused, trained): (Vec<&LoggedTrajectory>, Vec<_>) = all.iter().partition(|t| t.reused);
+            let of_reused: BTreeSet<u64> = reused.iter().map(|t| t.trajectory.key.ticket.0).collect();
+            let expected = if kind.name == REUSE && *step > 1 { 2 } else { 0 };
+            assert_eq!(of_reused.len(), expected, "step {step}");
+            assert!(of_reused.is_subset(&tickets), "step {step} reuses groups that were not trained on");
             let own: BTreeSet<u64> = trained.iter().map(|t| t.trajectory.key.ticket.0).collect();
             assert_eq!(own.len() as u64, stage.groups_per_batch, "step {step}");
             let keys: BTreeSet<_> = trained.iter().map(|t| t.trajectory.key).collect();
@@ -232,6 +239,11 @@ impl TrainedSteps {
                 );
             }
         }
+        let mut uses: BTreeMap<_, u64> = BTreeMap::new();
+        for reused in self.steps.values().flatten().filter(|t| t.reused) {
+            *uses.entry(reused.trajectory.key).or_default() += 1;
+        }
+        assert!(uses.values().all(|&uses| uses <= 2), "a group is reused too often");
         let later = self.steps.values().flatten().filter(|t| t.trajectory.key.segment > 0);
         assert_eq!(later.count() > 20, kind.name == SEGMENTS, "segments after the first");
         let filters = stage.rollout.as_ref().is_some_and(|rollout| rollout.domains.replaces_groups());
@@ -496,7 +508,17 @@ fn runs_with_episodes_of_several_segments_end_in_the_same_bytes() {
 }
 
 #[test]
+fn runs_of_an_adapter_end_in_the_same_bytes() {
+    kill(11);
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn runs_with_agents_end_in_the_same_bytes() {
     kill(10);
+}
+
+#[test]
+fn runs_that_reuse_groups_end_in_the_same_bytes() {
+    kill(11);
 }

@@ -135,8 +135,8 @@ fn demonstrations_must_fit_into_the_context() {
     let text = error.to_string();
     assert!(
         text.ends_with(
-            "data.jsonl:3: prompt and demonstration have 3 + 22 tokens, but the context is 24; 2 of 4 rows exceed it, the \
-             longest has 34 tokens"
+            "data.jsonl:3: prompt and completion have 3 + 22 tokens, but only 24 fit; 2 of 4 rows exceed it, the longest has \
+             34 tokens"
         ),
         "{text}"
     );
@@ -155,6 +155,7 @@ fn longer_prompts_are_dropped_and_counted() {
         longest: 3,
         room: 20,
         dropped: 4,
+        rows: None,
     };
     assert_eq!(trial.prompts(), [expected]);
     let record = std::fs::read_to_string(trial.run().join("data.json")).unwrap();

@@ -45,7 +45,7 @@ fn steps(run: &Path) -> Vec<(u64, u32, Metrics)> {
 }
 
 /// Log-probabilities of a trajectory's policy tokens under a model.
-fn scored(model: &Model, trajectory: &Trajectory) -> Vec<f32> {
+pub(crate) fn scored(model: &Model, trajectory: &Trajectory) -> Vec<f32> {
     let rows: Vec<u32> = trajectory.policy_ranges().flatten().map(|i| i as u32).collect();
     let seq_starts = [0, trajectory.tokens.len()];
     let inv_temperature = vec![1.0 / trajectory.spans[1].temperature; rows.len()];

@@ -17,6 +17,7 @@ use crate::folder::WorkingFolder;
 use crate::group::Group;
 use crate::helper::{DIRECT, ENTER, Pool, STAGE};
 use crate::message::{Reply, Request};
+use crate::sandbox::Watched;
 use crate::{COMMAND, Execution, Outcome, SandboxError, Tier};
 
 /// Time for preparation and cleaning up, in addition to that of the program.
@@ -30,6 +31,7 @@ pub(crate) fn call(
     tier: Tier,
     pool: &Arc<Pool>,
     execution: &Execution,
+    watched: Option<Watched<'_>>,
 ) -> Result<Outcome, SandboxError> {
     let failed = |error: io::Error| SandboxError::Failed { reason: error.to_string() };
     let folder = match tier {
@@ -48,6 +50,13 @@ pub(crate) fn call(
             helper.end();
             return Err(in_group(&error));
         }
+    }
+    let stopper = watched.as_ref().map(|watched| watched.stopper.clone());
+    if let Some(watched) = watched
+        && let Err(error) = helper.watch(watched)
+    {
+        helper.end();
+        return Err(error);
     }
     let timeout = execution.limits.wall + GRACE;
     let reply = helper.exchange(&request, timeout).map(|bytes| rmp_serde::from_slice(&bytes));
@@ -72,6 +81,7 @@ pub(crate) fn call(
             SandboxError::NotStarted { program, reason }
         }
         Ok(Ok(Reply::Failed(reason))) => SandboxError::Failed { reason },
+        _ if stopper.is_some_and(|stopper| stopper.is_stopped()) => SandboxError::Stopped,
         Err(error) if error.kind() == io::ErrorKind::TimedOut => SandboxError::TimedOut { timeout },
         Err(error) => SandboxError::Failed { reason: reason_of(&stderr, &error.to_string()) },
         Ok(_) => SandboxError::Failed { reason: reason_of(&stderr, "its process ended") },
@@ -107,6 +117,19 @@ impl Helper {
         command.env_clear().env(STAGE, stage).current_dir("/").process_group(0);
         command.stdin(OwnedFd::from(other)).stdout(Stdio::null()).stderr(Stdio::piped());
         Ok(Self { child: command.spawn()?, socket })
+    }
+
+    /// Reads what the program writes, and ends the helper when it is stopped.
+    fn watch(&mut self, watched: Watched<'_>) -> Result<(), SandboxError> {
+        let failed = |error: io::Error| SandboxError::Failed { reason: error.to_string() };
+        if !watched.stopper.arm(self.socket.try_clone().map_err(failed)?) {
+            return Err(SandboxError::Stopped);
+        }
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let read = move || (watched.output)(&mut stderr);
+            std::thread::Builder::new().name("sandbox output".to_owned()).spawn(read).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// True if its process runs.

@@ -39,10 +39,10 @@ pub(super) fn drop_root(folder: Option<&Path>) -> Result<bool, Failure> {
 
 /// Passes capabilities on to the second stage, whose user is not root.
 pub(super) fn keep_capabilities() -> Result<(), Failure> {
-    let kept = CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
+    let kept = CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP | CapabilitySet::NET_ADMIN;
     let set = CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
     rustix::thread::set_capabilities(None, set).during("keep capabilities")?;
-    for one in [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP] {
+    for one in [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP, CapabilitySet::NET_ADMIN] {
         rustix::thread::configure_capability_in_ambient_set(one, true).during("keep capabilities")?;
     }
     Ok(())

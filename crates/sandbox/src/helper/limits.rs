@@ -9,6 +9,8 @@ use crate::Limits;
 
 /// Open files of a process.
 const OPEN_FILES: u64 = 64;
+/// Open files of a process that has a server, and of the helper, which passes its connections on.
+const OPEN_FILES_WITH_SERVICE: u64 = 256;
 /// Seconds of processor time between SIGXCPU and SIGKILL.
 const AFTER_SIGNAL: u64 = 1;
 /// No memory of a crashed program is written. At a limit of 0 the kernel writes none to a file, but hands it to a program of the
@@ -18,17 +20,23 @@ const NO_CORE: u64 = 1;
 const MARGIN: u64 = 512;
 
 /// Limits this process and those that it starts. `open` lists the open files of this process.
-pub(super) fn apply(limits: &Limits, place: &Place, open: &[RawFd]) -> Result<(), Failure> {
+pub(super) fn apply(
+    limits: &Limits,
+    place: &Place,
+    open: &[RawFd],
+    has_service: bool,
+) -> Result<(), Failure> {
     let cpu = limits.cpu.as_secs_f64().ceil().max(1.0) as u64;
     setrlimit(Resource::RLIMIT_CPU, cpu, cpu + AFTER_SIGNAL).during("limit processor time")?;
     let processes = if place.has_own_user {
-        // This process counts as well.
-        limits.processes + 1
+        // The threads of this process count as well.
+        limits.processes + 1 + u64::from(has_service)
     } else {
         processes::of_user() + limits.processes + MARGIN
     };
     // Files with higher numbers cannot be closed when the program starts, and `add_close` does not tell.
-    let files = open.iter().map(|number| *number as u64 + 1).fold(OPEN_FILES, u64::max);
+    let usual = if has_service { OPEN_FILES_WITH_SERVICE } else { OPEN_FILES };
+    let files = open.iter().map(|number| *number as u64 + 1).fold(usual, u64::max);
     let exact = [
         // Reserved addresses are not memory: JavaScript reserves far more than it uses.
         (Resource::RLIMIT_DATA, limits.memory),

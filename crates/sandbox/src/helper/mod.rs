@@ -12,6 +12,7 @@ mod namespaces;
 mod pool;
 mod processes;
 mod root;
+mod service;
 mod spawn;
 mod streams;
 mod supervise;
@@ -97,12 +98,22 @@ pub(crate) fn run(program: &Program) -> io::Result<()> {
         Err(Failure::NotStarted(reason)) => Reply::NotStarted(reason),
         Err(Failure::Step(reason)) => Reply::Failed(reason),
     };
-    socket.write_all(&rmp_serde::to_vec(&reply).map_err(io::Error::other)?)?;
-    socket.shutdown(Shutdown::Both)
+    let sent = socket.write_all(&rmp_serde::to_vec(&reply).map_err(io::Error::other)?);
+    match sent.and_then(|()| socket.shutdown(Shutdown::Both)) {
+        // The caller has ended, or has stopped the program.
+        Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {
+            Ok(())
+        }
+        sent => sent,
+    }
 }
 
 fn serve(request: Request, socket: &UnixStream) -> Result<crate::Outcome, Failure> {
     let Request { tier, mut execution, folder } = request;
+    let gate = match (&execution.service, tier) {
+        (Some(service), Tier::Namespaces) => Some(service::Gate::open(service)?),
+        _ => None,
+    };
     let place = match tier {
         Tier::Namespaces => root::enter(&execution)?,
         Tier::Landlock | Tier::None => {
@@ -111,6 +122,9 @@ fn serve(request: Request, socket: &UnixStream) -> Result<crate::Outcome, Failur
         }
     };
     place.fill(&std::mem::take(&mut execution.files))?;
+    if let Some(gate) = gate {
+        gate.start()?;
+    }
     supervise::run(&execution, &place, socket)
 }
 

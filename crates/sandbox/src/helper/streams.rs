@@ -10,19 +10,21 @@ fn unblock(pipe: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that a program writes, up to a limit.
+/// Bytes that a program writes: kept up to a limit, or passed on.
 #[derive(Debug)]
 pub(super) struct Output {
     pipe: Option<PipeReader>,
     pub(super) bytes: Vec<u8>,
     limit: usize,
     pub(super) is_over: bool,
+    /// Writes to the standard error of this process instead of keeping bytes.
+    passes_on: bool,
 }
 
 impl Output {
-    pub(super) fn new(pipe: PipeReader, limit: u64) -> io::Result<Self> {
+    pub(super) fn new(pipe: PipeReader, limit: u64, passes_on: bool) -> io::Result<Self> {
         unblock(&pipe)?;
-        Ok(Self { pipe: Some(pipe), bytes: Vec::new(), limit: limit as usize, is_over: false })
+        Ok(Self { pipe: Some(pipe), bytes: Vec::new(), limit: limit as usize, is_over: false, passes_on })
     }
 
     pub(super) fn pending(&self) -> Option<BorrowedFd<'_>> {
@@ -37,6 +39,10 @@ impl Output {
             let Some(pipe) = &mut self.pipe else { return };
             match pipe.read(&mut buffer) {
                 Ok(0) => self.pipe = None,
+                Ok(count) if self.passes_on => {
+                    // Without a reader the caller is gone, which is noticed elsewhere.
+                    let _ = io::stderr().write_all(&buffer[..count]);
+                }
                 Ok(count) => {
                     let kept = count.min(self.limit - self.bytes.len());
                     self.bytes.extend_from_slice(&buffer[..kept]);

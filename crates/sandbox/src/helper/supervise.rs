@@ -94,7 +94,7 @@ impl<'a> Watch<'a> {
             descriptors.push(for_report.as_raw_fd());
         }
         let open = spawn::open_descriptors().during("list open files")?;
-        limits::apply(&execution.limits, place, &open)?;
+        limits::apply(&execution.limits, place, &open, execution.service.is_some())?;
         let spawn = spawn::Spawn {
             path: &path,
             arguments: &execution.command,
@@ -104,7 +104,7 @@ impl<'a> Watch<'a> {
         };
         // Restrictions belong to a thread, and to the processes that it starts.
         let confined = || -> Result<Pid, Failure> {
-            confine::apply(place, &execution.readable)?;
+            confine::apply(place, execution)?;
             spawn::spawn(&spawn).map_err(|error| Failure::NotStarted(error.to_string()))
         };
         let thread = std::thread::scope(|scope| scope.spawn(confined).join());
@@ -118,9 +118,9 @@ impl<'a> Watch<'a> {
             place,
             pid,
             stdin: Input::new(stdin, &execution.stdin).during("write to pipes")?,
-            stdout: Output::new(stdout, output).during(during)?,
-            stderr: Output::new(stderr, output).during(during)?,
-            report: Output::new(report, output).during(during)?,
+            stdout: Output::new(stdout, output, execution.passes_output).during(during)?,
+            stderr: Output::new(stderr, output, execution.passes_output).during(during)?,
+            report: Output::new(report, output, false).during(during)?,
             next_measure: Instant::now() + INTERVAL,
         })
     }

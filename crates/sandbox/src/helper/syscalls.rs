@@ -98,9 +98,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_recvfrom,
     libc::SYS_recvmmsg,
     libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
     // Processes and threads
@@ -226,14 +223,15 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-/// Restricts the calls of this thread. `shares_user`: other processes of the machine have the user of the program.
-pub(super) fn restrict(shares_user: bool) -> Result<(), Failure> {
+/// Restricts the calls of this thread. `shares_user`: other processes of the machine have the user of the program. `has_service`: the
+/// program can make TCP connections.
+pub(super) fn restrict(shares_user: bool, has_service: bool) -> Result<(), Failure> {
     let step = "restrict system calls";
-    let filter = filter(shares_user).during(step)?;
+    let filter = filter(shares_user, has_service).during(step)?;
     seccompiler::apply_filter(&filter).during(step)
 }
 
-fn filter(shares_user: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+fn filter(shares_user: bool, has_service: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for call in ALLOWED.iter().chain(LEGACY) {
         rules.insert(*call, Vec::new());
@@ -243,8 +241,16 @@ fn filter(shares_user: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     }
     let no_namespaces = condition(0, SeccompCmpOp::MaskedEq(NEW_NAMESPACES), 0)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![no_namespaces])?]);
-    let is_local = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
-    rules.insert(libc::SYS_socketpair, vec![SeccompRule::new(vec![is_local])?]);
+    rules.insert(libc::SYS_socketpair, local_pairs()?);
+    if has_service {
+        rules.insert(libc::SYS_socket, tcp_sockets()?);
+        rules.insert(libc::SYS_connect, Vec::new());
+    }
+    // This flag connects without a call of `connect`, which Landlock would check.
+    for (call, flags) in [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)] {
+        let connects_not = condition(flags, SeccompCmpOp::MaskedEq(libc::MSG_FASTOPEN as u64), 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![connects_not])?]);
+    }
     // Limits of this process alone; that of core dumps may be read, but not lowered to 0, which has another meaning.
     let is_own = || condition(0, SeccompCmpOp::Eq, 0);
     let is_other = condition(1, SeccompCmpOp::Ne, libc::RLIMIT_CORE.into())?;
@@ -258,6 +264,33 @@ fn filter(shares_user: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     let refuse = SeccompAction::Errno(libc::ENOSYS as u32);
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch)?.try_into()
+}
+
+/// Flags that the type of a socket can contain.
+const SOCKET_FLAGS: u64 = (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) as u64;
+
+/// The type of a socket without its flags.
+fn socket_type(value: libc::c_int) -> Result<SeccompCondition, seccompiler::BackendError> {
+    condition(1, SeccompCmpOp::MaskedEq(!SOCKET_FLAGS & u64::from(u32::MAX)), value as u64)
+}
+
+/// Pairs of connected sockets. Those of datagrams could be sent to other sockets of the machine by their paths.
+fn local_pairs() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let rule = |kind| {
+        let is_local = condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
+        SeccompRule::new(vec![is_local, socket_type(kind)?])
+    };
+    [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].into_iter().map(rule).collect()
+}
+
+/// TCP over IPv4. Landlock does not check the connections of other protocols, such as Multipath TCP.
+fn tcp_sockets() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let rule = |protocol: libc::c_int| {
+        let is_internet = condition(0, SeccompCmpOp::Eq, libc::AF_INET as u64)?;
+        let is_tcp = condition(2, SeccompCmpOp::Eq, protocol as u64)?;
+        SeccompRule::new(vec![is_internet, socket_type(libc::SOCK_STREAM)?, is_tcp])
+    };
+    [0, libc::IPPROTO_TCP].into_iter().map(rule).collect()
 }
 
 fn condition(
@@ -274,7 +307,8 @@ mod tests {
 
     #[test]
     fn the_filter_compiles_for_this_processor() {
-        let (own, shared) = (filter(false).unwrap(), filter(true).unwrap());
+        let (own, shared) = (filter(false, false).unwrap(), filter(true, false).unwrap());
         assert!(own.len() > shared.len() && shared.len() > ALLOWED.len() && own.len() < 4096);
+        assert!(filter(false, true).unwrap().len() > own.len());
     }
 }

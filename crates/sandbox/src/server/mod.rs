@@ -115,7 +115,7 @@ impl Server {
 
 /// What the runner does.
 fn order(execution: &Execution, nonce: &str, report: &str) -> Value {
-    let Execution { command, environment, files, stdin, outputs, reports, readable: _, limits } = execution;
+    let Execution { command, environment, files, stdin, outputs, reports, limits, .. } = execution;
     let files: Vec<Value> = files
         .iter()
         .map(|file| {

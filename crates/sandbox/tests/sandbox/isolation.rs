@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::process::Command;
 
 use super::*;
@@ -161,6 +161,11 @@ const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "Unix socket in a folder",
         code: "socket.socket(socket.AF_UNIX).connect('/tmp/SECRET/socket')",
+        works_unprotected: true,
+    },
+    Attempt {
+        name: "datagrams to a Unix socket in a folder",
+        code: "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '/tmp/SECRET/datagrams')",
         works_unprotected: true,
     },
     Attempt {
@@ -330,6 +335,7 @@ fn attempts_that_work_without_protection_fail_in_every_tier() {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     let _socket = UnixListener::bind(secret.path().join("socket")).unwrap();
+    let _datagrams = UnixDatagram::bind(secret.path().join("datagrams")).unwrap();
     let caller = std::process::id();
     let abstract_name = format!("rloom-probe-{caller}");
     let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();

@@ -12,6 +12,7 @@ mod limits;
 mod programs;
 mod resources;
 mod server;
+mod service;
 mod tiers;
 
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! Individual runs, checked command for command.
 
 use miette::Diagnostic;
-use rloom_core::{PolicyVersion, Ticket};
+use rloom_core::{PolicyVersion, Purpose, RandomKey, Ticket};
 use rloom_sched::{
     CutOrder, End, GroupEvent, GroupStatus, InFlightWork, OpenGroup, SchedError, ScheduleSettings, Scheduler,
     SchedulerCommand, SchedulerEvent, SchedulerSettings, SchedulerState, Stragglers,
@@ -17,6 +17,7 @@ const SYNCHRONOUS: SchedulerSettings = SchedulerSettings {
     stragglers: Stragglers::Drop,
     evaluate_every: 0,
     checkpoint_every: 0,
+    reuse: None,
 };
 
 fn begun(settings: SchedulerSettings) -> Scheduler {
@@ -35,7 +36,8 @@ fn start(tickets: &[u64]) -> Vec<SchedulerCommand> {
 }
 
 fn train(batch: u64, tickets: &[u64]) -> SchedulerCommand {
-    SchedulerCommand::TrainBatch { batch, tickets: tickets.iter().map(|&t| Ticket(t)).collect() }
+    let tickets = tickets.iter().map(|&t| Ticket(t)).collect();
+    SchedulerCommand::TrainBatch { batch, tickets, reused: Vec::new() }
 }
 
 #[test]
@@ -276,6 +278,12 @@ fn a_pinned_group_is_not_replaced() {
 #[test]
 fn invalid_settings_are_rejected() {
     let pinned = SchedulerSettings { pin_version: true, ..SYNCHRONOUS };
+    let waits = SchedulerSettings {
+        max_staleness: 1,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..SYNCHRONOUS
+    };
     let tails = SchedulerSettings {
         oversample: 1,
         cut_order: CutOrder::Completion,
@@ -286,6 +294,12 @@ fn invalid_settings_are_rejected() {
     assert_eq!(tails.validate(), Ok(()));
     let refused = [
         (SchedulerSettings { groups_per_batch: 0, ..SYNCHRONOUS }, "at least one group"),
+        (
+            SchedulerSettings { max_staleness: 0, ..waits },
+            "waiting for stragglers requires `max_staleness` above 0",
+        ),
+        (SchedulerSettings { cut_order: CutOrder::Ticket, ..waits }, "requires `cut_order = \"completion\"`"),
+        (SchedulerSettings { oversample: 1, ..waits }, "requires `oversample = 0`"),
         (SchedulerSettings { cut_order: CutOrder::Completion, ..pinned }, "`cut_order = \"ticket\"`"),
         (SchedulerSettings { oversample: 1, ..pinned }, "`oversample = 0`"),
         (SchedulerSettings { max_staleness: 1, ..tails }, "`max_staleness = 0`"),
@@ -296,6 +310,42 @@ fn invalid_settings_are_rejected() {
         let error = Scheduler::new(settings).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// With staleness 2, two groups of the first round that are slow for two batches are due in the third one.
+#[test]
+fn a_batch_waits_for_groups_that_are_due() {
+    let settings = SchedulerSettings {
+        batches: 9,
+        max_staleness: 2,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..SYNCHRONOUS
+    };
+    let ready = |s: &mut Scheduler, ticket| {
+        let oldest = PolicyVersion(u64::from(ticket > 5));
+        s.handle(SchedulerEvent::GroupReady { ticket: Ticket(ticket), oldest }).unwrap()
+    };
+    let mut s = begun(settings);
+    // Groups 0 to 5 start with version 0. The batches 0 and 1 do not wait for the groups 0 and 1.
+    ready(&mut s, 4);
+    assert_eq!(ready(&mut s, 5), [train(0, &[4, 5])]);
+    assert_eq!(s.handle(SchedulerEvent::BatchTrained).unwrap(), start(&[6, 7]));
+    // Four groups of version 0 are left and two batches can contain them: group 6 has to wait.
+    assert_eq!(ready(&mut s, 6), []);
+    assert_eq!(ready(&mut s, 2), []);
+    assert_eq!(ready(&mut s, 3), [train(1, &[2, 3])]);
+    assert_eq!(s.handle(SchedulerEvent::BatchTrained).unwrap(), start(&[8, 9]));
+    assert_eq!(ready(&mut s, 7), []);
+    assert_eq!(ready(&mut s, 1), []);
+    assert_eq!(ready(&mut s, 0), [train(2, &[1, 0])]);
+    // Without waiting they would have been too old.
+    let mut s = begun(SchedulerSettings { stragglers: Stragglers::Drop, ..settings });
+    ready(&mut s, 4);
+    ready(&mut s, 5);
+    s.handle(SchedulerEvent::BatchTrained).unwrap();
+    ready(&mut s, 6);
+    assert_eq!(ready(&mut s, 2), [train(1, &[6, 2])]);
 }
 
 #[test]
@@ -353,7 +403,10 @@ fn settings_come_from_the_schedule() {
         checkpoint_every: 3,
         ..SYNCHRONOUS
     };
-    assert_eq!(SchedulerSettings::new(&schedule, 4, 10, 5, 3), expected);
+    let new = |schedule: &ScheduleSettings| {
+        SchedulerSettings::new(schedule, 4, 10, 5, 3, RandomKey::new(0, 0, Purpose::Reuse, 0))
+    };
+    assert_eq!(new(&schedule), expected);
     let synchronous = ScheduleSettings { max_staleness: 0, ..schedule };
-    assert!(!SchedulerSettings::new(&synchronous, 4, 10, 5, 3).pin_version, "pinning has no effect there");
+    assert!(!new(&synchronous).pin_version, "pinning has no effect there");
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Apportionment, Draw, PolicyVersion, Ticket};
 use rloom_sched::{
-    Counts, CutOrder, End, GroupStatus, InFlightWork, OpenGroup, Scheduler, SchedulerCommand, SchedulerEvent,
-    SchedulerSettings, SchedulerState, Stragglers,
+    Counts, CutOrder, End, GroupStatus, InFlightWork, OpenGroup, ReusedGroup, Scheduler, SchedulerCommand,
+    SchedulerEvent, SchedulerSettings, SchedulerState, Stragglers,
 };
 
 /// Random choices of a test: the order of events and the outcome of groups.
@@ -36,6 +36,12 @@ pub(crate) struct SimulatedDriver {
     ever_deferred: BTreeSet<Ticket>,
     pub(crate) ends: BTreeMap<Ticket, End>,
     training: Option<Vec<Ticket>>,
+    /// Reused groups of the batch in flight.
+    reusing: Vec<ReusedGroup>,
+    /// Reuses of each trained group.
+    pub(crate) reuses: BTreeMap<Ticket, u64>,
+    /// Oldest version of each group that was cut into a batch.
+    oldest: BTreeMap<Ticket, u64>,
     pub(crate) pending: Option<SchedulerEvent>,
     completions: u64,
     pub(crate) batches: Vec<Vec<Ticket>>,
@@ -79,6 +85,9 @@ impl SimulatedDriver {
             ever_deferred: BTreeSet::new(),
             ends: BTreeMap::new(),
             training: None,
+            reusing: Vec::new(),
+            reuses: BTreeMap::new(),
+            oldest: BTreeMap::new(),
             pending: None,
             completions: 0,
             batches: Vec::new(),
@@ -125,7 +134,10 @@ impl SimulatedDriver {
                 assert!(self.deferred.insert(*ticket));
                 assert!(self.ever_deferred.insert(*ticket), "a group is deferred at most once");
             }
-            SchedulerCommand::TrainBatch { batch, tickets } => self.train(*batch, tickets),
+            SchedulerCommand::TrainBatch { batch, tickets, reused } => {
+                self.check_reused(*batch, reused);
+                self.train(*batch, tickets);
+            }
             SchedulerCommand::Drop(ticket, end) => self.drop_group(*ticket, *end),
             SchedulerCommand::Evaluate(version) => {
                 assert_eq!(version.0, self.version());
@@ -212,6 +224,28 @@ impl SimulatedDriver {
         self.running.keys().chain(self.ready.keys()).any(|t| self.ever_deferred.contains(t))
     }
 
+    /// Checks the reused groups of a batch: as many as possible of those that the rule allows.
+    fn check_reused(&mut self, batch: u64, reused: &[ReusedGroup]) {
+        self.reusing = reused.to_vec();
+        let Some(rule) = self.settings.reuse else {
+            assert_eq!(reused, []);
+            return;
+        };
+        let uses = |ticket: &Ticket| self.reuses.get(ticket).copied().unwrap_or(0);
+        let trained: BTreeSet<Ticket> = self.batches.iter().flatten().copied().collect();
+        let allowed: BTreeSet<Ticket> = trained
+            .into_iter()
+            .filter(|t| uses(t) < rule.max_uses && batch - self.oldest[t] <= rule.max_age)
+            .collect();
+        assert_eq!(reused.len() as u64, rule.groups.min(allowed.len() as u64), "SCHED-10");
+        assert!(reused.is_sorted_by(|a, b| a.ticket < b.ticket), "SCHED-10: a group is reused twice");
+        for ReusedGroup { ticket, reuse } in reused {
+            assert!(allowed.contains(ticket), "SCHED-10");
+            assert_eq!(self.ends.get(ticket), Some(&End::Trained), "SCHED-10");
+            assert_eq!(*reuse, uses(ticket) + 1, "SCHED-10");
+        }
+    }
+
     fn train(&mut self, batch: u64, tickets: &[Ticket]) {
         assert_eq!(batch, self.version());
         assert_eq!(tickets.len() as u64, self.settings.groups_per_batch);
@@ -228,14 +262,19 @@ impl SimulatedDriver {
             let (oldest, completion_index) =
                 self.ready.remove(ticket).expect("only ready groups are trained");
             assert!(batch - oldest <= self.settings.max_staleness, "SCHED-2");
+            self.oldest.insert(*ticket, oldest);
             indices.insert(*ticket, completion_index);
         }
         match self.settings.cut_order {
             CutOrder::Ticket => assert!(tickets.is_sorted(), "SCHED-4"),
             CutOrder::Completion => assert!(tickets.is_sorted_by_key(|t| indices[t]), "SCHED-4"),
         }
+        if self.settings.stragglers == Stragglers::Wait {
+            self.check_waited(batch, tickets, &indices);
+        }
         for (batch, left, indices_left) in self.by_domain(tickets) {
             match self.settings.cut_order {
+                CutOrder::Completion if self.settings.stragglers == Stragglers::Wait => {}
                 CutOrder::Ticket => {
                     let next = left.iter().min();
                     assert!(next.is_none_or(|n| batch.iter().all(|t| t < n)), "SCHED-4");
@@ -256,6 +295,48 @@ impl SimulatedDriver {
         self.deferred_before = self.deferred.len();
         self.training = Some(tickets.to_vec());
         self.request(SchedulerEvent::BatchTrained);
+    }
+
+    /// Held groups that can be trained in the batches up to `batch` only.
+    fn due(&self, batch: u64) -> BTreeSet<Ticket> {
+        let running = self.running.iter().map(|(ticket, oldest)| (*ticket, *oldest));
+        let ready = self.ready.iter().map(|(ticket, (oldest, _))| (*ticket, *oldest));
+        let is_due = |(_, oldest): &(Ticket, u64)| oldest + self.settings.max_staleness <= batch;
+        running.chain(ready).filter(is_due).map(|(ticket, _)| ticket).collect()
+    }
+
+    /// True if `batch` leaves no more groups than fit into the batches that may still contain them.
+    fn leaves_room(&self, batch: u64, tickets: &BTreeSet<Ticket>) -> bool {
+        (0..=self.settings.max_staleness).all(|later| {
+            let left = self.due(batch + later).difference(tickets).count() as u64;
+            left <= later * self.settings.groups_per_batch
+        })
+    }
+
+    /// Checks a batch that may have waited for groups: it leaves room for the others, and is the first by completion if
+    /// that would as well. The groups of the batch are not in `ready` any more.
+    fn check_waited(&self, batch: u64, tickets: &[Ticket], indices: &BTreeMap<Ticket, u64>) {
+        let mut before = self.clone();
+        for ticket in tickets {
+            before.ready.insert(*ticket, (self.oldest[ticket], indices[ticket]));
+        }
+        let own: BTreeSet<Ticket> = tickets.iter().copied().collect();
+        assert!(before.leaves_room(batch, &own), "SCHED-7: a group was left behind");
+        let mut first: Vec<(u64, Ticket)> = before.ready.iter().map(|(t, (_, index))| (*index, *t)).collect();
+        first.sort_unstable();
+        let first: BTreeSet<Ticket> = first.into_iter().take(tickets.len()).map(|(_, t)| t).collect();
+        assert!(own == first || !before.leaves_room(batch, &first), "SCHED-4");
+    }
+
+    /// True if a batch of ready groups exists that leaves no group behind.
+    fn can_wait_no_more(&self, batch: u64) -> bool {
+        let size = self.settings.groups_per_batch;
+        let enough = |later: u64| {
+            let due = self.due(batch + later);
+            let ready = due.iter().filter(|t| self.ready.contains_key(t)).count() as u64;
+            ready + later * size >= due.len() as u64
+        };
+        self.ready.len() as u64 >= size && (0..=self.settings.max_staleness).all(enough)
     }
 
     fn drop_group(&mut self, ticket: Ticket, end: End) {
@@ -320,6 +401,9 @@ impl SimulatedDriver {
                 assert!(self.ends.insert(ticket, End::Trained).is_none(), "SCHED-5");
             }
             self.batches.push(tickets);
+            for ReusedGroup { ticket, reuse } in self.reusing.drain(..) {
+                self.reuses.insert(ticket, reuse);
+            }
         }
         self.send(event);
     }
@@ -375,6 +459,7 @@ impl SimulatedDriver {
                 let own = |t: &&Ticket| self.domain(**t) == domain;
                 let ready = self.ready.keys().filter(own);
                 match s.cut_order {
+                    CutOrder::Completion if s.stragglers == Stragglers::Wait => self.can_wait_no_more(v),
                     CutOrder::Completion => ready.count() >= wanted,
                     CutOrder::Ticket => {
                         let first_running = self.running.keys().find(own);
@@ -385,7 +470,11 @@ impl SimulatedDriver {
             let next = self.quota(v * s.groups_per_batch..(v + 1) * s.groups_per_batch);
             assert!(!next.into_iter().all(cuttable), "SCHED-4: a complete batch was not cut");
         }
-        assert_eq!(self.scheduler.state().open_groups, self.open_groups());
+        let state = self.scheduler.state();
+        assert_eq!(state.open_groups, self.open_groups());
+        let kept = state.reuse.groups.len() - state.reuse.groups.values().filter(|g| g.batch == v).count();
+        let most = s.reuse.map_or(0, |rule| rule.max_age * s.groups_per_batch);
+        assert!(kept as u64 <= most, "SCHED-10: {kept} groups are kept");
     }
 
     /// Checks that each of the first `slots` slots has a group of its domain, with quotas.
@@ -493,6 +582,8 @@ impl SimulatedDriver {
         }
         self.ever_deferred.extend(&self.deferred);
         self.training = None;
+        self.reusing.clone_from(&state.reuse.drawn);
+        self.oldest.extend(state.reuse.groups.iter().map(|(&ticket, group)| (ticket, group.oldest.0)));
         self.pending = match state.in_flight {
             InFlightWork::Nothing => None,
             InFlightWork::Training(tickets) => {
@@ -534,7 +625,8 @@ pub(crate) fn resumed(
     expected.extend(match &state.in_flight {
         InFlightWork::Nothing => None,
         InFlightWork::Training(tickets) => {
-            Some(SchedulerCommand::TrainBatch { batch: state.version.0, tickets: tickets.clone() })
+            let (tickets, reused) = (tickets.clone(), state.reuse.drawn.clone());
+            Some(SchedulerCommand::TrainBatch { batch: state.version.0, tickets, reused })
         }
         InFlightWork::Evaluating => Some(SchedulerCommand::Evaluate(state.version)),
         InFlightWork::Checkpointing => Some(SchedulerCommand::Checkpoint(state.version)),

@@ -8,17 +8,19 @@ mod driver;
 mod quotas;
 mod reference;
 mod restarts;
+mod reuse;
 mod rules;
 
 use proptest::prelude::*;
-use rloom_sched::{CutOrder, SchedulerSettings, Stragglers};
+use rloom_core::{Purpose, RandomKey};
+use rloom_sched::{CutOrder, ReuseRule, SchedulerSettings, Stragglers};
 
 use crate::driver::Schedule;
 
 /// Arbitrary valid settings.
 fn settings() -> impl Strategy<Value = SchedulerSettings> {
     let numbers = (1u64..5, 0u64..7, 0u64..4, 0u64..5, 0u64..4, 0u64..4);
-    (numbers, any::<bool>(), 0u8..4).prop_map(|(numbers, completion, kind)| {
+    (numbers, any::<bool>(), 0u8..5, reuse()).prop_map(|(numbers, completion, kind, reuse)| {
         let (groups_per_batch, batches, max_staleness, oversample, evaluate_every, checkpoint_every) =
             numbers;
         let plain = SchedulerSettings {
@@ -31,13 +33,35 @@ fn settings() -> impl Strategy<Value = SchedulerSettings> {
             stragglers: Stragglers::Drop,
             evaluate_every,
             checkpoint_every,
+            reuse,
         };
         match kind {
             0 => SchedulerSettings { pin_version: true, oversample: 0, cut_order: CutOrder::Ticket, ..plain },
             1 => deferring(plain),
+            2 => waiting(plain),
             _ => plain,
         }
     })
+}
+
+/// The same settings with batches that wait for the groups that are due.
+fn waiting(settings: SchedulerSettings) -> SchedulerSettings {
+    SchedulerSettings {
+        max_staleness: settings.max_staleness.max(1),
+        pin_version: false,
+        oversample: 0,
+        cut_order: CutOrder::Completion,
+        stragglers: Stragglers::Wait,
+        ..settings
+    }
+}
+
+/// No reuse of trained groups, or an arbitrary rule.
+fn reuse() -> impl Strategy<Value = Option<ReuseRule>> {
+    let rule = (1u64..5, 1u64..5, 1u64..4, any::<u64>()).prop_map(|(groups, max_age, max_uses, seed)| {
+        ReuseRule { groups, max_age, max_uses, draws: RandomKey::new(seed, 0, Purpose::Reuse, 0) }
+    });
+    prop_oneof![Just(None), rule.prop_map(Some)]
 }
 
 /// The same settings with tail batching.

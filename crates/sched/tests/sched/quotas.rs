@@ -200,6 +200,7 @@ fn four() -> SchedulerSettings {
         stragglers: Stragglers::Drop,
         evaluate_every: 0,
         checkpoint_every: 0,
+        reuse: None,
     }
 }
 
@@ -230,6 +231,8 @@ fn contradictions_are_refused() {
     let error = |result: Result<Scheduler, SchedError>| result.unwrap_err();
     let deferring = deferring(SchedulerSettings { oversample: 1, ..four() });
     assert_eq!(error(new(deferring, &[1.0])), SchedError::DeferRequires(Requirement::NoQuotas));
+    let waiting = crate::waiting(four());
+    assert_eq!(error(new(waiting, &[1.0])), SchedError::WaitRequires(Requirement::NoQuotas));
     assert_eq!(error(new(four(), &[])), SchedError::Quotas);
     assert_eq!(error(new(four(), &[f64::NAN, 1.0])), SchedError::Quotas);
     let mut scheduler = new(four(), &[1.0, 1.0]).unwrap();

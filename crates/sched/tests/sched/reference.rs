@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rloom_core::{PolicyVersion, Ticket};
-use rloom_sched::{CutOrder, End, SchedulerCommand, SchedulerEvent, SchedulerSettings};
+use rloom_core::{PolicyVersion, RandomKey, Ticket};
+use rloom_sched::{CutOrder, End, ReusedGroup, SchedulerCommand, SchedulerEvent, SchedulerSettings};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
@@ -27,6 +27,8 @@ pub(crate) struct Reference {
     next_ticket: Ticket,
     open_groups: BTreeMap<Ticket, Progress>,
     in_batch: Vec<Ticket>,
+    /// Every group that was part of a batch, with its oldest version and the number of its reuses.
+    trained: BTreeMap<Ticket, (u64, u64)>,
     completions: u64,
     busy: Busy,
     evaluated: Option<PolicyVersion>,
@@ -43,6 +45,7 @@ impl Reference {
             next_ticket: Ticket(0),
             open_groups: BTreeMap::new(),
             in_batch: Vec::new(),
+            trained: BTreeMap::new(),
             completions: 0,
             busy: Busy::Nothing,
             evaluated: None,
@@ -200,12 +203,38 @@ impl Reference {
         if tickets.len() < size {
             return;
         }
+        let reused = self.reuse();
         for ticket in &tickets {
-            self.open_groups.remove(ticket);
+            let Some(Progress::Ready(oldest, _)) = self.open_groups.remove(ticket) else { panic!() };
+            self.trained.insert(*ticket, (oldest.0, 0));
         }
         self.in_batch.clone_from(&tickets);
         self.busy = Busy::Training;
-        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets });
+        commands.push(SchedulerCommand::TrainBatch { batch: self.version.0, tickets, reused });
         self.admit(commands);
+    }
+
+    /// Draws groups one after another from all that may be reused.
+    fn reuse(&mut self) -> Vec<ReusedGroup> {
+        let Some(rule) = self.settings.reuse else { return Vec::new() };
+        let batch = self.version.0;
+        let may = |(oldest, uses): &(u64, u64)| *uses < rule.max_uses && batch - oldest <= rule.max_age;
+        let mut left: Vec<Ticket> = self.trained.iter().filter(|(_, g)| may(g)).map(|(t, _)| *t).collect();
+        let stream = RandomKey { ticket: batch, ..rule.draws }.stream();
+        let mut drawn = Vec::new();
+        while drawn.len() < rule.groups as usize && !left.is_empty() {
+            let place = stream.below(drawn.len() as u64, left.len() as u64) as usize;
+            // The first of those left takes the place of the drawn one.
+            let first = left[0];
+            drawn.push(std::mem::replace(&mut left[place], first));
+            left.remove(0);
+        }
+        drawn.sort_unstable();
+        let count = |ticket: Ticket| {
+            let (_, uses) = self.trained.get_mut(&ticket).unwrap();
+            *uses += 1;
+            ReusedGroup { ticket, reuse: *uses }
+        };
+        drawn.into_iter().map(count).collect()
     }
 }

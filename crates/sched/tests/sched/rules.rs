@@ -8,7 +8,7 @@ use rloom_sched::{CutOrder, End, SchedulerEvent, SchedulerSettings, Stragglers};
 
 use crate::driver::SimulatedDriver;
 use crate::reference::Reference;
-use crate::{deferring, lossless_schedule, schedule, settings};
+use crate::{deferring, lossless_schedule, schedule, settings, waiting};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
@@ -59,6 +59,15 @@ proptest! {
         prop_assert!(driver.ends.values().all(|end| matches!(end, End::Trained | End::Surplus)));
         let surplus = driver.ends.values().filter(|end| **end == End::Surplus).count() as u64;
         prop_assert!(surplus < settings.groups_per_batch + settings.oversample);
+    }
+
+    /// A batch that waits for groups which are due leaves none behind: every group is trained, however slow.
+    #[test]
+    fn groups_that_are_waited_for_are_trained(settings in settings(), schedule in lossless_schedule()) {
+        let settings = waiting(settings);
+        let mut driver = SimulatedDriver::new(settings);
+        driver.finish(&schedule);
+        prop_assert!(driver.ends.values().all(|end| *end == End::Trained), "{:?}", driver.ends);
     }
 
     /// Synchronous training, and training in ticket order without pauses, match the reference command for command.

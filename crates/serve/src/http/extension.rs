@@ -26,6 +26,8 @@ pub struct ExtensionRequest {
     pub method: Method,
     /// Path without the query.
     pub path: String,
+    /// The query, without `?`; empty if there is none.
+    pub query: String,
     /// All headers.
     pub headers: HeaderMap,
     /// The body.

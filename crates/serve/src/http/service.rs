@@ -200,7 +200,8 @@ impl Service {
         };
         drop(place);
         let path = parts.uri.path().to_owned();
-        let request = ExtensionRequest { method: parts.method, path, headers: parts.headers, body };
+        let query = parts.uri.query().unwrap_or_default().to_owned();
+        let request = ExtensionRequest { method: parts.method, path, query, headers: parts.headers, body };
         let answer = extension.answer(request).await;
         logged.status(answer.status.as_u16());
         logged.end(answer.outcome.as_str());

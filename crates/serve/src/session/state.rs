@@ -49,6 +49,8 @@ struct State {
     /// Calls so far.
     begun: u64,
     sampled_tokens: u64,
+    /// Tokens that calls in flight may still sample.
+    reserved_tokens: u64,
     prompt_tokens: u64,
     rewards: Vec<SessionReward>,
     active: Instant,
@@ -69,6 +71,8 @@ pub(crate) struct NewCall {
     call: Arc<Call>,
     digest: Digest,
     turn: Option<TurnId>,
+    /// Tokens of the session's limit that are kept for this call.
+    reserved: u64,
 }
 
 impl Session {
@@ -85,6 +89,7 @@ impl Session {
             in_flight: Vec::new(),
             begun: 0,
             sampled_tokens: 0,
+            reserved_tokens: 0,
             prompt_tokens: 0,
             rewards: Vec::new(),
             active: now,
@@ -177,7 +182,7 @@ impl Session {
         state.in_flight.push(Arc::clone(&call));
         let reader = call.reader();
         drop(state);
-        Ok(Entered::New(reader, NewCall { session: Arc::clone(self), call, digest, turn: None }))
+        Ok(Entered::New(reader, NewCall { session: Arc::clone(self), call, digest, turn: None, reserved: 0 }))
     }
 
     /// Reports a reward. A later one with the same name, call and agent replaces it.
@@ -342,9 +347,16 @@ impl NewCall {
             }
         };
         let mut state = self.session.state();
-        let left = settings.max_tokens.saturating_sub(state.sampled_tokens).max(1);
+        let taken = state.sampled_tokens.saturating_add(state.reserved_tokens);
+        let left = settings.max_tokens.saturating_sub(taken);
+        if left == 0 {
+            let message = "other calls of the session may sample all tokens that are left of its limit";
+            return Err(Problem::new(ProblemKind::Busy, message));
+        }
         let room = room.min(usize::try_from(left).unwrap_or(usize::MAX));
         let sampling = ask.sampling.under(&spec.sampling, room)?;
+        self.reserved = sampling.max_new_tokens as u64;
+        state.reserved_tokens += self.reserved;
         let group = spec.group.filter(|_| extension.parent.is_none());
         let (turn, stream) = state.trie.begin(extension);
         self.turn = Some(turn);
@@ -433,6 +445,7 @@ impl Drop for NewCall {
         self.call.fail(Problem::new(ProblemKind::Unavailable, "the call was cancelled"));
         let mut state = self.session.state();
         state.in_flight.retain(|call| !Arc::ptr_eq(call, &self.call));
+        state.reserved_tokens -= self.reserved;
         state.active = Instant::now();
         let is_recorded = self.turn.is_some_and(|turn| state.trie.sampled(turn).is_some());
         if !is_recorded {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rloom_algo::AlgorithmState;
-use rloom_core::{PolicyId, PolicyVersion};
+use rloom_core::{PolicyId, PolicyVersion, Ticket};
 use rloom_sched::{SchedulerState, SuccessRates};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +89,9 @@ pub struct LeagueState {
     pub kept: Vec<KeptVersion>,
     /// Number of versions kept so far, those that were replaced included.
     pub taken: u64,
+    /// Opponents of the groups that have begun.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drawn: BTreeMap<Ticket, PolicyId>,
 }
 
 /// A version that a league keeps.

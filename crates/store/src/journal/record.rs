@@ -2,6 +2,7 @@
 
 use rloom_core::{Episode, PolicyId, PolicyVersion, Task, Ticket};
 use rloom_env::{RecordedResponse, Turn};
+use rloom_sched::ReusedGroup;
 use serde::{Deserialize, Serialize};
 
 /// An entry of the journal. The order of records is the order of the scheduler's events.
@@ -55,6 +56,10 @@ pub enum Record {
         batch: u64,
         /// The groups, in training order.
         tickets: Vec<Ticket>,
+        /// Groups of earlier batches that the batch reuses, after the others. A group and the number of its use occur in one
+        /// record.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        reused: Vec<ReusedGroup>,
         /// Advantages from a Python function, `[group][episode]`: one for all tokens or one per token. They are not
         /// computed again when the batch is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,6 +92,16 @@ pub enum Record {
     StopRequested,
     /// The run was resumed before a requested stop was complete; the stop no longer applies.
     StopWithdrawn,
+    /// A trained group that later batches may reuse, in the snapshot that a segment starts with. Its episodes precede this
+    /// record.
+    Reusable {
+        /// The group.
+        ticket: Ticket,
+        /// The task of the group.
+        task: Task,
+        /// Number of the batch that it was new in.
+        batch: u64,
+    },
     /// End of the snapshot that a segment starts with.
     SnapshotEnd,
 }

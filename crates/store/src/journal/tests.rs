@@ -7,7 +7,12 @@ use crate::child;
 use crate::faults::{Fault, FaultPlan, fast_directory, install};
 
 fn cut(batch: u64) -> Record {
-    Record::Cut { batch, tickets: vec![Ticket(batch * 2), Ticket(batch * 2 + 1)], advantages: None }
+    Record::Cut {
+        batch,
+        tickets: vec![Ticket(batch * 2), Ticket(batch * 2 + 1)],
+        reused: Vec::new(),
+        advantages: None,
+    }
 }
 
 fn filtered(ticket: u64) -> Record {

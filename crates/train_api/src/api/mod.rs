@@ -1,5 +1,6 @@
 //! The routes of the API.
 
+mod checkpoints;
 mod route;
 mod sample;
 mod session;
@@ -83,6 +84,9 @@ impl TrainApi {
             Route::Sampler(sampler) => self.sampler(&sampler)?,
             Route::Sample => self.sample(&parse(body)?)?,
             Route::Cancel => self.cancel(&parse(body)?),
+            Route::Checkpoints => self.checkpoints(&request.query)?,
+            Route::CheckpointsOf(run) => self.checkpoints_of(&run)?,
+            Route::DeleteCheckpoint(run, name) => return self.delete_checkpoint(&run, &name),
             Route::Retrieve => return self.retrieve(&parse(body)?).await,
         };
         Ok(Answer::ok(&answer))

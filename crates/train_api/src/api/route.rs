@@ -30,10 +30,13 @@ pub(super) enum Route {
     Sample,
     Cancel,
     Retrieve,
+    Checkpoints,
+    CheckpointsOf(String),
+    DeleteCheckpoint(String, String),
 }
 
 /// Paths without a variable part, with their names in the log; true for those that clients repeat all the time.
-const PATHS: [(&str, Route, &str, bool); 20] = [
+const PATHS: [(&str, Route, &str, bool); 21] = [
     ("healthz", Route::Health, "GET /api/v1/healthz", true),
     ("telemetry", Route::Telemetry, "POST /api/v1/telemetry", true),
     ("client/config", Route::ClientConfig, "POST /api/v1/client/config", false),
@@ -53,6 +56,7 @@ const PATHS: [(&str, Route, &str, bool); 20] = [
     ("create_sampling_session", Route::CreateSampler, "POST /api/v1/create_sampling_session", false),
     ("asample", Route::Sample, "POST /api/v1/asample", false),
     ("cancel_future", Route::Cancel, "POST /api/v1/cancel_future", true),
+    ("checkpoints", Route::Checkpoints, "GET /api/v1/checkpoints", false),
     ("retrieve_future", Route::Retrieve, "POST /api/v1/retrieve_future", true),
 ];
 
@@ -62,7 +66,7 @@ impl Route {
         let route = path.strip_prefix(PREFIX).and_then(Self::of_path);
         let route =
             route.ok_or_else(|| Problem::not_found("this server does not have this part of the API"))?;
-        let expected = if route.is_read() { Method::GET } else { Method::POST };
+        let expected = route.method();
         if *method == expected {
             return Ok(route);
         }
@@ -78,12 +82,31 @@ impl Route {
         if let Some(sampler) = path.strip_prefix("samplers/") {
             return one(sampler).map(Self::Sampler);
         }
+        if let Some(rest) = path.strip_prefix("training_runs/") {
+            let (run, rest) = rest.split_once('/')?;
+            return match rest.strip_prefix("checkpoints")?.strip_prefix('/') {
+                None if rest == "checkpoints" => one(run).map(Self::CheckpointsOf),
+                None => None,
+                Some(checkpoint) => {
+                    let (kind, name) = checkpoint.split_once('/')?;
+                    Some(Self::DeleteCheckpoint(one(run)?, format!("{kind}/{}", one(name)?)))
+                }
+            };
+        }
         let session = path.strip_prefix("sessions/")?.strip_suffix("/finish")?;
         one(session).map(Self::Finish)
     }
 
-    fn is_read(&self) -> bool {
-        matches!(self, Self::Health | Self::Capabilities | Self::Sampler(_))
+    fn method(&self) -> Method {
+        match self {
+            Self::Health
+            | Self::Capabilities
+            | Self::Sampler(_)
+            | Self::Checkpoints
+            | Self::CheckpointsOf(_) => Method::GET,
+            Self::DeleteCheckpoint(..) => Method::DELETE,
+            _ => Method::POST,
+        }
     }
 
     /// The route of a path in the log; `None` for paths outside of the API.
@@ -92,6 +115,12 @@ impl Route {
         let known = PATHS.iter().find(|(known, ..)| *known == path);
         let (name, is_frequent) = match known {
             Some((_, _, name, is_frequent)) => (*name, *is_frequent),
+            None if path.starts_with("training_runs/") && path.ends_with("/checkpoints") => {
+                ("GET /api/v1/training_runs/ID/checkpoints", false)
+            }
+            None if path.starts_with("training_runs/") => {
+                ("DELETE /api/v1/training_runs/ID/checkpoints/NAME", false)
+            }
             None if path.starts_with("samplers/") => ("GET /api/v1/samplers/ID", false),
             None if path.ends_with("/finish") => ("POST /api/v1/sessions/ID/finish", false),
             None => ("unknown path of /api/v1", false),
@@ -121,6 +150,14 @@ mod tests {
         for path in ["", "x", "samplers/", "samplers/a/b", "sessions//finish", "sessions/finish", "asample/"]
         {
             assert_eq!(of(Method::POST, &format!("/api/v1/{path}")), Err(404), "{path}");
+        }
+        let listed = Route::CheckpointsOf("a:train:0".into());
+        assert_eq!(of(Method::GET, "/api/v1/training_runs/a:train:0/checkpoints"), Ok(listed));
+        let deleted = Route::DeleteCheckpoint("a".into(), "weights/b".into());
+        assert_eq!(of(Method::DELETE, "/api/v1/training_runs/a/checkpoints/weights/b"), Ok(deleted));
+        assert_eq!(of(Method::GET, "/api/v1/training_runs/a/checkpoints/weights/b"), Err(405));
+        for path in ["training_runs/a/checkpoints/", "training_runs/a/checkpoints/b", "training_runs/a"] {
+            assert_eq!(of(Method::DELETE, &format!("/api/v1/{path}")), Err(404), "{path}");
         }
         assert_eq!(Route::logged("/v1/models"), None);
         assert!(Route::logged("/api/v1/retrieve_future").unwrap().is_frequent);

@@ -3,7 +3,7 @@
 use rloom_text::Tokenizer;
 use serde_json::json;
 
-use crate::client::{Client, Trained, datum};
+use crate::client::{Client, Trained, datum, delete, get};
 use crate::loops::{stored, weights};
 use crate::server::TestServer;
 
@@ -71,6 +71,55 @@ fn checkpoints_are_model_folders() {
     assert_eq!((&info["base_model"], &info["is_lora"]), (&json!("tiny"), &json!(false)));
     let missing = client.post("weights_info", &json!({"tinker_path": format!("{path}x")}));
     assert_eq!(missing.status, 404);
+}
+
+/// Paths of a list of checkpoints.
+fn paths(list: &serde_json::Value) -> Vec<String> {
+    let checkpoints = list["checkpoints"].as_array().unwrap().iter();
+    checkpoints.map(|checkpoint| checkpoint["tinker_path"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn checkpoints_are_listed_and_deleted() {
+    let server = TestServer::start();
+    let client = Client::new(&server);
+    let (model, other) = (client.model(0), client.model(1));
+    assert!(paths(&get(server.address, "checkpoints").json()).is_empty());
+    let first = model.save("first").unwrap();
+    let second = model.save("second").unwrap();
+    let third = other.save("first").unwrap();
+    let all = get(server.address, "checkpoints").json();
+    assert_eq!(all["cursor"], json!({"offset": 0, "limit": 100, "total_count": 3}));
+    let mut listed = paths(&all);
+    listed.sort();
+    let mut expected = vec![first.clone(), second.clone(), third.clone()];
+    expected.sort();
+    assert_eq!(listed, expected);
+    let page = get(server.address, "checkpoints?limit=1&offset=1").json();
+    assert_eq!(paths(&page), [paths(&all)[1].clone()]);
+    assert_eq!(get(server.address, "checkpoints?limit=many").status, 400);
+    let of =
+        |model: &Trained<'_>| get(server.address, &format!("training_runs/{}/checkpoints", model.id)).json();
+    let own = of(&other);
+    assert_eq!(paths(&own), [third]);
+    let one = &own["checkpoints"][0];
+    assert_eq!(
+        (&one["checkpoint_id"], &one["checkpoint_type"]),
+        (&json!("weights/first"), &json!("training"))
+    );
+    assert!(one["size_bytes"].as_u64().unwrap() > 1000 && one["time"].as_str().unwrap().ends_with('Z'));
+    let path = format!("training_runs/{}/checkpoints/weights/first", model.id);
+    assert_eq!(delete(server.address, &path).status, 204);
+    assert_eq!(delete(server.address, &path).status, 404);
+    assert_eq!(paths(&of(&model)), [second.clone()]);
+    assert!(load(&client, 5, &first, true).unwrap_err().contains("does not exist"));
+    load(&client, 6, &second, true).unwrap();
+    // The name is free again.
+    assert_eq!(model.save("first").unwrap(), first);
+    for path in ["a/checkpoints/weights/..", "../checkpoints/weights/first", "a/checkpoints/other/first"] {
+        let status = delete(server.address, &format!("training_runs/{path}")).status;
+        assert!([400, 404].contains(&status), "{path}: {status}");
+    }
 }
 
 #[test]

@@ -293,6 +293,10 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
     request(address, "GET", &format!("/api/v1/{path}"), "application/json", b"").unwrap()
 }
 
+pub(crate) fn delete(address: SocketAddr, path: &str) -> Answer {
+    request(address, "DELETE", &format!("/api/v1/{path}"), "application/json", b"").unwrap()
+}
+
 /// A model of a client.
 pub(crate) struct Trained<'a> {
     pub(crate) client: &'a Client,

@@ -2,6 +2,7 @@
 //! speed.
 
 use rloom_config::{Config, PolicySettings, Stage};
+use rloom_core::{Purpose, RandomKey};
 use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
 use rloom_sched::{ScheduleSettings, SchedulerSettings};
@@ -75,7 +76,8 @@ impl Recipe {
 
     /// Adds the extra scoring pass over stale samples, by the policy at the start of their batch.
     fn demand(&self, max_staleness: u64) -> Demand {
-        let extra = u32::from(max_staleness > 0);
+        let schedule = ScheduleSettings { max_staleness, ..self.schedule };
+        let extra = u32::from(schedule.max_trained_age() > 0);
         Demand { scoring_passes: self.demand.scoring_passes + extra, ..self.demand }
     }
 
@@ -87,6 +89,7 @@ impl Recipe {
             steps,
             self.evaluate_every,
             self.checkpoint_every,
+            RandomKey::new(0, 0, Purpose::Reuse, 0),
         )
     }
 

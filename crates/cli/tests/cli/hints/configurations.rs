@@ -11,6 +11,11 @@ const GAMES: [&str; 3] =
     ["data.generator=guess", "environment.kind=guess", "reward.components=[{kind='environment'}]"];
 /// Two agents, of which one is played by another policy.
 const TWO: &str = "stage.rl.environment={kind='chain',order=['a','b'],agents={a={},b={policy='other'}}}";
+/// No new model.
+const NO_NEW: &str =
+    "[model.new]\nlayers = 1\nhidden_size = 16\nheads = 2\nintermediate_size = 24\nmax_positions = 32 -> ";
+const FOLDER: &str = "model.path=folder";
+const ADAPTER: &str = "stage.rl.trainer.lora={rank=2}";
 const STALE: &str = "schedule.max_staleness=1";
 const PINNED: &str = "schedule.pin_version=true";
 
@@ -54,6 +59,17 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("set `{} = \"embedded\"`", &["policies.other={}", TWO, "rollout.engine=vllm"], "set `rollout.engine = \"embedded\"`", &[&["policies.other={}", TWO, "rollout.engine=embedded"]]),
     mistake("set `{} = \"embedded\"`", &["policies.other={}", TWO, "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"`", &[&["policies.other={}", TWO, "stage.rl.trainer.backend=embedded"]]),
     mistake("choose a method without one, such as `grpo` or `rloo`", &["policies.other={}", TWO, "stage.rl.method=ppo"], "choose a method without one, such as `grpo` or `rloo`", &[&["policies.other={}", TWO, "stage.rl.method=grpo"], &["policies.other={}", TWO, "stage.rl.method=rloo"]]),
+    // Adapters
+    mistake("give `{}` the settings of that stage", &[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=2}"], "give `stage.rl.trainer.lora` the settings of that stage",
+        &[&[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=2}", ADAPTER]]),
+    mistake("give `{}` the settings of that stage", &[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=4}", ADAPTER], "give `stage.rl.trainer.lora` the settings of that stage",
+        &[&[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=2}", ADAPTER]]),
+    mistake("train the new model in an earlier stage without `lora`, or set `model.path`", &["trainer.lora={rank=2}"], "train the new model in an earlier stage without `lora`, or set `model.path`",
+        &[&[ADAPTER], &[NO_NEW, FOLDER, "trainer.lora={rank=2}"]]),
+    mistake("set `{} = \"own\"`", &[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=shared"], "set `stage.rl.algorithm.critic.backbone = \"own\"`",
+        &[&[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=own"]]),
+    mistake("set `{} = \"embedded\"`, or train without `lora`", &[ADAPTER, "rollout.engine=vllm"], "set `rollout.engine = \"embedded\"`, or train without `lora`",
+        &[&[ADAPTER, "rollout.engine=embedded"], &["rollout.engine=vllm"]]),
     // Evaluation
     mistake("add {} to the components; with `weight = 0` it does not change the reward", &["reward.components=[{kind='random'}]"], "add one of the verifiers `exact`, `numeric`, `math` to the components; with `weight = 0` it does not change the reward",
         &[&["reward.components=[{kind='random'},{kind='exact',weight=0}]"], &["reward.components=[{kind='random'},{kind='numeric',weight=0}]"], &["reward.components=[{kind='random'},{kind='math',weight=0}]"]]),

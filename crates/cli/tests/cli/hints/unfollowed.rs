@@ -2,6 +2,9 @@
 
 /// Hints that tests of other crates follow: key, file and test.
 pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("AdapterError::BaseMissing", "crates/model/tests/model/lora.rs", "what_cannot_be_applied_is_an_error"),
+    ("RunError::AdapterStart", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
+    ("RunError::OtherAdapter", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
     (
         "RunError::InitialModelChanged",
         "crates/cli/tests/cli/offline.rs",

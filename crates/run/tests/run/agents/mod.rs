@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 
 use rloom_config::Config;
 use rloom_core::Author;
+use rloom_model::Model;
 use rloom_run::{RunError, StopFlag, Summary};
 use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 
 use crate::recipe;
+use crate::staleness::scored;
 use player::command;
 
 const DIRECTORY: &str = "RLOOM_TEST_AGENTS";
@@ -123,6 +125,70 @@ fn an_agent_without_a_reward_is_judged_by_the_recipe() {
     let own = config(&folder.path().join("own"), concat!(command!("silent"), ",attempts=1"), &EVAL_ALONE);
     let message = train(&own).unwrap_err().to_string();
     assert!(message.contains("without reporting a reward"), "{message}");
+}
+
+/// Every batch has its quota of each kind of task, whatever the order in which agents end, with rollouts that overlap with
+/// training.
+#[test]
+fn quotas_hold_for_agents() {
+    for order in ["ticket", "completion"] {
+        let folder = tempfile::tempdir().unwrap();
+        let order = format!("schedule.cut_order={order}");
+        let more = [
+            "data.sources=[{generator='arithmetic',operations=['+'],max_digits=1,domain='easy',weight=9.0},\
+             {generator='arithmetic',operations=['+'],max_digits=2,domain='hard'}]",
+            "domains.quotas={easy=1.0,hard=2.0}",
+            "schedule.max_staleness=1",
+            "stage.rl.steps=4",
+            "stage.rl.algorithm.group_size=2",
+            &order,
+        ];
+        let config = config(
+            folder.path(),
+            concat!(command!("rewarded"), ",concurrency=4"),
+            &[&more[..], &EVAL_ALONE].concat(),
+        );
+        train(&config).unwrap();
+        let steps = metrics(&config);
+        assert_eq!(steps.len(), 4);
+        for step in steps {
+            let share = |domain: &str| step[&format!("domain/share/{domain}")];
+            assert_eq!((share("easy"), share("hard")), (1.0 / 3.0, 2.0 / 3.0), "{order}");
+        }
+    }
+}
+
+/// A session that is open while weights are updated: each turn has the version that sampled it, and its tokens have the weight
+/// of their own version in training. The ratio of the current one is 1.
+#[test]
+fn a_session_over_an_update_is_corrected_token_by_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let environment = format!("{},concurrency=16,cwd='{}'", command!("patient"), folder.path().display());
+    let more = [
+        "schedule.max_staleness=1",
+        "stage.rl.order=sequential",
+        "stage.rl.algorithm.group_size=2",
+        "run.checkpoint_every=1",
+        "stage.rl.trainer.learning_rate=0.05",
+        "reward.components=[{kind='environment'},{kind='random'}]",
+    ];
+    let config = config(folder.path(), &environment, &[&more[..], &EVAL_ALONE].concat());
+    train(&config).unwrap();
+    let model = Model::load(&config.run_directory().join("checkpoints/rl-step-000001")).unwrap();
+    let trained = rollouts(&config, 2);
+    assert_eq!(trained.len(), 6);
+    for LoggedTrajectory { trajectory, version, .. } in trained {
+        let versions: Vec<u64> = trajectory.versions.iter().map(|span| span.version.0).collect();
+        assert_eq!((version.0, versions), (1, vec![0, 1]), "{:?}", trajectory.key);
+        let current = scored(&model, &trajectory);
+        let stale = trajectory.policy_ranges().next().unwrap().len();
+        assert_eq!(current[stale..], trajectory.logprobs[stale..], "tokens of the current version");
+        assert_ne!(current[..stale], trajectory.logprobs[..stale], "tokens of the version before");
+    }
+    let step = &metrics(&config)[1];
+    assert_eq!((step["off_policy/versions_per_sample"], step["off_policy/staleness_max"]), (2.0, 1.0));
+    assert!(step["off_policy/fresh_tokens"] > 0.0 && step["off_policy/fresh_tokens"] < 1.0);
+    assert!(step["correction/ess"] < 1.0 && step["mismatch/max_abs"] > 0.0, "{step:?}");
 }
 
 /// Waits until a process of the agent has started, and returns its number.

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -49,8 +50,14 @@ pub(super) fn ask(base_url: &str, messages: &[Value]) -> String {
 
 /// Two turns of a conversation. Returns a number that depends on both answers.
 pub(super) fn converse(base_url: &str, task: &Value) -> f64 {
+    converse_after(base_url, task, || ())
+}
+
+/// As [`converse`], with something to do between the turns.
+fn converse_after(base_url: &str, task: &Value, between: impl FnOnce()) -> f64 {
     let mut messages = vec![json!({"role": "user", "content": task["prompt"]})];
     let first = ask(base_url, &messages);
+    between();
     messages.push(json!({"role": "assistant", "content": first}));
     messages.push(json!({"role": "user", "content": "="}));
     let second = ask(base_url, &messages);
@@ -71,6 +78,30 @@ fn task() -> Value {
 fn rewarded() {
     println!("the agent begins");
     let value = converse(&variable("OPENAI_BASE_URL"), &task());
+    let (status, _) = post(&variable("RLOOM_REWARD_URL"), "", &json!({"value": value}));
+    assert_eq!(status, 200);
+}
+
+/// With a task of the first batch, waits between its turns until all agents of the second batch have had their first ones;
+/// those wait until the first step is trained.
+#[test]
+#[ignore = "an agent of the other tests"]
+fn patient() {
+    let task = task();
+    let wait = |holds: &dyn Fn() -> bool| {
+        while !holds() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let value =
+        converse_after(&variable("OPENAI_BASE_URL"), &task, || match task["index"].as_u64().unwrap() {
+            0..3 => wait(&|| std::fs::read_dir("asked").is_ok_and(|entries| entries.count() >= 6)),
+            3..6 => {
+                std::fs::create_dir_all(format!("asked/{}", std::process::id())).unwrap();
+                wait(&|| Path::new("tiny/rollouts/rl-step-000001.jsonl.zst").exists());
+            }
+            _ => {}
+        });
     let (status, _) = post(&variable("RLOOM_REWARD_URL"), "", &json!({"value": value}));
     assert_eq!(status, 200);
 }

@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 11] = [
+pub(super) const KINDS: [Kind; 13] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -137,10 +137,38 @@ pub(super) const KINDS: [Kind; 11] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: REUSE,
+        schedule: &[
+            "schedule.max_staleness=1",
+            "schedule.pin_version=true",
+            "schedule.reuse={share=0.25,max_age=3,max_uses=2}",
+        ],
+        max_staleness: 1,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: ADAPTER,
+        schedule: &[
+            "stage.rl.trainer.lora={rank=4,rslora=true}",
+            "stage.rl.algorithm.kl.coef=0.1",
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
 
+/// The kind that trains an adapter.
+pub(super) const ADAPTER: &str = "an adapter";
 /// The kind whose episodes are those of agents.
 pub(super) const AGENTS: &str = "agents";
+/// The kind whose batches reuse groups of earlier batches.
+pub(super) const REUSE: &str = "reused groups";
 /// The kind whose episodes have several segments.
 pub(super) const SEGMENTS: &str = "episodes of several segments";
 

@@ -14,7 +14,8 @@ use rloom_core::PolicyId;
 use rloom_hub::Hub;
 use rloom_run::assembly::EmbeddedEngines;
 use rloom_run::{EpisodeHook, Policy, RunError, RunInputs, StopFlag, Summary, context, train_on};
-use rloom_telemetry::{Event, LoggedTrajectory, Metrics, Observer, read_events};
+use rloom_store::checkpoint::CheckpointState;
+use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use world::{Digits, Rule};
 
 const TEXT: &str = r#"
@@ -67,8 +68,18 @@ fn config(directory: &Path, more: &str, overrides: &[&str]) -> Config {
 /// Starts or resumes a run in which a second agent is played by the policy `policy`.
 fn train(
     config: &Config,
+    game: (&str, usize, Rule),
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    train_until(config, game, observer, &StopFlag::default())
+}
+
+/// As [`train`], until it is stopped.
+fn train_until(
+    config: &Config,
     (policy, rounds, rule): (&str, usize, Rule),
     observer: &mut dyn Observer,
+    stop: &StopFlag,
 ) -> Result<Summary, RunError> {
     let ctx = context(config.run.threads).unwrap();
     let main = Policy::initial(config, &Hub::from_env()).unwrap();
@@ -80,7 +91,7 @@ fn train(
         ..RunInputs::new(&main, Arc::new(Hub::from_env()), ctx.threads(), config.run.seed)
     };
     let engines = EmbeddedEngines::new(&main, config, ctx);
-    train_on(config, &engines, &inputs, observer, &StopFlag::default())
+    train_on(config, &engines, &inputs, observer, stop)
 }
 
 /// Metrics of each step.
@@ -179,13 +190,17 @@ fn frozen_weights_stay_bit_equal_and_have_no_optimizer() {
     assert!(replayed.unwrap_err().to_string().contains("the run has several policies"));
 }
 
-/// The policies that have sampled the segments of the second agent in a step, with their versions.
-fn opponents(config: &Config, step: u64) -> BTreeSet<(u32, u64)> {
+/// The segments that a step has trained on.
+fn logged(config: &Config, step: u64) -> Vec<LoggedTrajectory> {
     let path = config.run_directory().join(format!("rollouts/rl-step-{step:06}.jsonl.zst"));
     let bytes = zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
     let text = String::from_utf8(bytes).unwrap();
-    let segments = text.lines().map(|line| serde_json::from_str::<LoggedTrajectory>(line).unwrap());
-    let spans = segments.flat_map(|segment| segment.trajectory.versions);
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The policies that have sampled the segments of the second agent in a step, with their versions.
+fn opponents(config: &Config, step: u64) -> BTreeSet<(u32, u64)> {
+    let spans = logged(config, step).into_iter().flat_map(|segment| segment.trajectory.versions);
     let others = spans.filter(|span| span.policy != PolicyId::MAIN);
     others.map(|span| (span.policy.0, span.version.0)).collect()
 }
@@ -211,6 +226,46 @@ fn groups_play_earlier_versions_of_the_policy() {
     let metrics = steps(&config).pop().unwrap();
     assert!(metrics.contains_key("policy/other/win_rate"), "{metrics:?}");
     assert_eq!(metrics["policy/other/versions"], 2.0);
+}
+
+/// Requests a stop after a step.
+struct StopAt(u64, StopFlag);
+
+impl Observer for StopAt {
+    fn observe(&mut self, line: &EventLine) {
+        if line.step == self.0 && matches!(line.event, Event::Step { .. }) {
+            self.1.request();
+        }
+    }
+}
+
+/// Groups that have begun when a run stops keep the opponents that they have drawn, though more versions are kept and the
+/// results of more groups count when it continues.
+#[test]
+fn groups_in_flight_keep_their_opponents_when_a_run_is_resumed() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = "[policies.other]\nleague = { every = 1, size = 9, draw = 'win_rate' }";
+    // One completion at a time: most groups are in flight when a batch is complete.
+    let overrides = ["stage.rl.steps=7", "schedule.max_staleness=2", "rollout.max_batch=1"];
+    let config = config(directory.path(), table, &overrides);
+    let game = ("other", 2, Rule::Contest);
+    let stop = StopFlag::default();
+    train_until(&config, game, &mut StopAt(4, stop.clone()), &stop).unwrap();
+    let state = CheckpointState::load(&checkpoint(&config, 4)).unwrap();
+    let drawn = state.leagues["other"].drawn.clone();
+    assert!(drawn.len() > 3, "{drawn:?}");
+    train(&config, game, &mut ()).unwrap();
+    let last = CheckpointState::load(&checkpoint(&config, 7)).unwrap();
+    assert!(last.leagues["other"].drawn.is_empty(), "no group is left");
+    let mut compared = 0;
+    for trajectory in (5..=7).flat_map(|step| logged(&config, step)).map(|line| line.trajectory) {
+        let Some(drawn) = drawn.get(&trajectory.key.ticket) else { continue };
+        for span in trajectory.versions.iter().filter(|span| span.policy != PolicyId::MAIN) {
+            assert_eq!(span.policy, *drawn, "group {}", trajectory.key.ticket.0);
+            compared += 1;
+        }
+    }
+    assert!(compared > 20, "{compared}");
 }
 
 #[test]

@@ -72,3 +72,10 @@ pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
     let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
     Config::from_text("tiny.toml", TEXT, &all).map_err(|errors| errors.to_string()).unwrap()
 }
+
+/// The recipe without its model, for overrides that name one.
+pub(crate) fn without_model() -> String {
+    let (head, rest) = TEXT.split_once("[model.new]").unwrap();
+    let (_, rest) = rest.split_once("[data]").unwrap();
+    format!("{head}[data]{rest}")
+}

@@ -76,6 +76,39 @@ fn calls_and_tokens_are_limited() {
     }
 }
 
+#[test]
+fn calls_at_the_same_time_share_the_tokens_that_are_left() {
+    let mut setup = Setup { tokens: Some(0), ..Setup::saying("One two three four five six") };
+    setup.sessions.max_tokens = 10;
+    let server = setup.start();
+    let mut session = server.session();
+    let body = |ask: &str| json!({"messages": [{"role": "user", "content": ask}], "max_tokens": 6});
+    let mut waiting = Vec::new();
+    for ask in ["a", "b"] {
+        let mut connection = connect(server.address);
+        let text = body(ask).to_string();
+        connection.write_all(&request("POST", &chat_path(&session), "", text.as_bytes())).unwrap();
+        waiting.push(connection);
+        TestServer::until("the start", || server.engine.live.load(Ordering::SeqCst) == waiting.len());
+    }
+    let answer = post(server.address, &chat_path(&session), &body("c"));
+    assert_eq!((answer.status, answer.header("x-should-retry")), (429, Some("true")));
+    // Another session has its own.
+    let other = server.session();
+    // A call that is cancelled gives back its share.
+    drop(waiting.pop());
+    TestServer::until("the end", || server.engine.live.load(Ordering::SeqCst) == 1);
+    server.engine.gate.add_permits(1000);
+    assert_eq!(crate::client::read(&mut waiting[0]).unwrap().status, 200);
+    assert_eq!(post(server.address, &chat_path(&other), &body("c")).status, 200);
+    let answer = post(server.address, &chat_path(&session), &body("c"));
+    assert_eq!(answer.json()["usage"]["completion_tokens"], 4);
+    assert_eq!(post(server.address, &chat_path(&session), &body("d")).status, 410);
+    let end = ended(&mut session);
+    assert_eq!(end.status, SessionStatus::Expired { limit: SessionLimit::Tokens });
+    assert_eq!(end.segments.iter().map(Trajectory::policy_tokens).sum::<usize>(), 10);
+}
+
 /// A prompt without room is refused, and the segment that it would have continued is truncated.
 #[test]
 fn long_prompts_truncate_their_segment() {

@@ -1,0 +1,95 @@
+//! `rloom export RUN model`: the weights of a run in a folder for other programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rloom_model::{Dtype, Model};
+use rloom_run::Policy;
+use serde_json::json;
+
+use super::policy::checkpoint;
+use super::train::find_run;
+use crate::arguments::{Export, ExportedModel};
+use crate::failure::Failure;
+use crate::output::{CYAN, Output};
+
+pub(super) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
+    let ExportedModel { out, checkpoint, merge, dtype } = &arguments.model;
+    let Some(out) = out else {
+        return Err(Failure::usage_text("a model is exported to a folder: pass --out FOLDER"));
+    };
+    if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Failure::usage_text(format_args!("{} is not empty", out.display())));
+    }
+    let source = source(&arguments.run, checkpoint.as_deref())?;
+    output.info(&format!("reading {}", output.paint(CYAN, &source.display().to_string())));
+    let policy = Policy::open(&source, Dtype::F32).map_err(Failure::from_run)?;
+    let model = policy.model().map_err(Failure::from_run)?;
+    let is_adapter = model.lora().is_some();
+    if *merge && !is_adapter {
+        let source = source.display();
+        return Err(Failure::usage_text(format_args!("{source} is a model without an adapter to merge")));
+    }
+    if is_adapter && !merge && dtype.is_some() {
+        return Err(Failure::usage_text("an adapter is written in f32; --dtype needs --merge"));
+    }
+    let merged = if *merge {
+        output.info("adding the adapter to its base");
+        Some(model.merged())
+    } else {
+        None
+    };
+    let dtype = dtype.map(Dtype::from).unwrap_or_default();
+    let written = merged.as_ref().unwrap_or(&*model);
+    output.info(&format!("writing {}", output.paint(CYAN, &out.display().to_string())));
+    let bytes = write(&policy, written, out, dtype)?;
+    if let Some(base) = written.lora().and_then(|_| written.folder()) {
+        output.info(&format!("its base stays in {}", base.display()));
+    }
+    output.json(&json!({
+        "folder": out,
+        "adapter": written.lora().is_some(),
+        "dtype": dtype.name(),
+        "bytes": bytes,
+    }))
+}
+
+/// The folder of a model: the given one, or a checkpoint of a run.
+fn source(run: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
+    let is_model = ["config.json", "adapter_config.json"].iter().any(|file| run.join(file).is_file());
+    if is_model && name.is_none() {
+        return Ok(run.to_owned());
+    }
+    checkpoint(&find_run(run)?, name)
+}
+
+/// Writes the folder, which appears under its name when it is complete. Returns its size in bytes.
+fn write(policy: &Policy, model: &Model, out: &Path, dtype: Dtype) -> Result<u64, Failure> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
+    };
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let partial = out.with_file_name(format!(".partial-{name}"));
+    if partial.exists() {
+        fs::remove_dir_all(&partial).map_err(|error| failed(&partial, error))?;
+    }
+    fs::create_dir_all(&partial).map_err(|error| failed(&partial, error))?;
+    let fill = || -> Result<u64, Failure> {
+        model.export(&partial, &policy.generation, dtype).map_err(Failure::failed)?;
+        policy.tokenizer.save(&partial).map_err(Failure::failed)?;
+        let size = |entry: std::io::Result<fs::DirEntry>| entry.and_then(|entry| Ok(entry.metadata()?.len()));
+        let files = fs::read_dir(&partial).map_err(|error| failed(&partial, error))?;
+        let bytes = files.map(size).sum::<std::io::Result<u64>>().map_err(|error| failed(&partial, error))?;
+        if out.exists() {
+            fs::remove_dir(out).map_err(|error| failed(out, error))?;
+        }
+        fs::rename(&partial, out).map_err(|error| failed(out, error))?;
+        Ok(bytes)
+    };
+    let written = fill();
+    if written.is_err() {
+        // The first error is the one to report, and a full disk needs the space.
+        let _ = fs::remove_dir_all(&partial);
+    }
+    written
+}

@@ -1,0 +1,70 @@
+use rloom_core::{SettingError, SettingProblem, ValueRange};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Largest rank; larger numbers are typing errors.
+const MAX_RANK: f64 = 4096.0;
+const MAX_ALPHA: f64 = 1e6;
+
+/// A LoRA adapter (Hu et al., 2021, arXiv:2106.09685), trained instead of the weights, which stay as they are:
+/// `y = x·Wᵀ + s · (x·Aᵀ)·Bᵀ`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraSettings {
+    /// Rank of the matrices `A` and `B`, 1 to 4096.
+    pub rank: usize,
+    /// Numerator of the scale `s = alpha / rank`.
+    pub alpha: f64,
+    /// Scale by `alpha / √rank` (Kalajdzievski, 2023, arXiv:2312.03732), so that large ranks do not learn more slowly.
+    pub rslora: bool,
+    /// The linear layers that are adapted, by their names in `transformers`; `"all-linear"` stands for all of them. The
+    /// language head is not adapted.
+    pub targets: Vec<LoraModule>,
+}
+
+/// A linear layer that can be adapted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum LoraModule {
+    /// All of the layers below.
+    #[serde(rename = "all-linear")]
+    AllLinear,
+    /// Queries.
+    #[serde(rename = "q_proj")]
+    QProj,
+    /// Keys.
+    #[serde(rename = "k_proj")]
+    KProj,
+    /// Values.
+    #[serde(rename = "v_proj")]
+    VProj,
+    /// Output of the attention.
+    #[serde(rename = "o_proj")]
+    OProj,
+    /// Gate of the feed-forward layer.
+    #[serde(rename = "gate_proj")]
+    GateProj,
+    /// Input of the feed-forward layer.
+    #[serde(rename = "up_proj")]
+    UpProj,
+    /// Output of the feed-forward layer.
+    #[serde(rename = "down_proj")]
+    DownProj,
+}
+
+impl Default for LoraSettings {
+    fn default() -> Self {
+        Self { rank: 16, alpha: 32.0, rslora: false, targets: vec![LoraModule::AllLinear] }
+    }
+}
+
+impl LoraSettings {
+    /// Checks the ranges; keys are relative to the table of the trainer.
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        ValueRange::between(1.0, MAX_RANK).check("lora.rank", self.rank as f64)?;
+        ValueRange::above(0.0, MAX_ALPHA).check("lora.alpha", self.alpha)?;
+        if self.targets.is_empty() {
+            return Err(SettingProblem::Empty.at("lora.targets"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! Adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{Adapter, AdapterError, LoraConfig, LoraTarget};
+use crate::ModelConfig;
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorFile, write_tensors};
+use crate::model::tensors_out;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+/// Entry of the tensors' metadata with the digest of the base.
+const BASE_DIGEST: &str = "base_digest";
+
+/// The configuration and the tensors of an adapter.
+pub(crate) const FILES: [&str; 2] = [CONFIG, TENSORS];
+
+/// True if a folder holds an adapter and no model.
+pub(crate) fn is_adapter(folder: &Path) -> bool {
+    folder.join(CONFIG).is_file() && !Checkpoint::exists(folder)
+}
+
+/// Fields of `adapter_config.json` that decide what the adapter computes. Others describe its training.
+#[derive(Debug, Deserialize)]
+struct File {
+    peft_type: String,
+    base_model_name_or_path: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    target_modules: Option<Targets>,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Targets {
+    Text(String),
+    List(Vec<String>),
+}
+
+/// Settings that change what an adapter computes, in the state in which they do not. Absent and empty ones do not either.
+fn neutral() -> [(&'static str, Value); 14] {
+    [
+        ("bias", json!("none")),
+        ("use_dora", json!(false)),
+        ("fan_in_fan_out", json!(false)),
+        ("lora_bias", json!(false)),
+        ("modules_to_save", Value::Null),
+        ("layers_to_transform", Value::Null),
+        ("layer_replication", Value::Null),
+        ("rank_pattern", json!({})),
+        ("alpha_pattern", json!({})),
+        ("exclude_modules", Value::Null),
+        ("target_parameters", Value::Null),
+        ("trainable_token_indices", Value::Null),
+        ("use_qalora", json!(false)),
+        ("alora_invocation_tokens", Value::Null),
+    ]
+}
+
+/// Number of the settings of [`neutral`] that every version of PEFT has.
+const ALWAYS_WRITTEN: usize = 3;
+
+/// The configuration of a stored adapter.
+pub(crate) struct StoredAdapter {
+    folder: PathBuf,
+    config: LoraConfig,
+    base: PathBuf,
+}
+
+impl StoredAdapter {
+    /// Reads `adapter_config.json` of a folder.
+    pub(crate) fn open(folder: &Path) -> Result<Self, AdapterError> {
+        let path = folder.join(CONFIG);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| AdapterError::Read { path: path.clone(), source })?;
+        let file: File = serde_json::from_str(&text)
+            .map_err(|source| AdapterError::Json { path: path.clone(), source })?;
+        let unsupported = |what: String| AdapterError::Unsupported { path: path.clone(), what };
+        if file.peft_type != "LORA" {
+            return Err(unsupported(format!("`peft_type` {:?}", file.peft_type)));
+        }
+        for (key, neutral) in neutral() {
+            let value = file.others.get(key).unwrap_or(&Value::Null);
+            let is_empty = value.is_null()
+                || value.as_array().is_some_and(Vec::is_empty)
+                || value.as_object().is_some_and(Map::is_empty);
+            if !is_empty && *value != neutral {
+                return Err(unsupported(format!("`{key}` {value}")));
+            }
+        }
+        let targets = match &file.target_modules {
+            Some(Targets::Text(text)) if text == "all-linear" => LoraTarget::ALL.to_vec(),
+            Some(Targets::List(names)) => names
+                .iter()
+                .map(|name| {
+                    LoraTarget::from_name(name)
+                        .ok_or_else(|| unsupported(format!("the target module {name:?}")))
+                })
+                .collect::<Result<_, _>>()?,
+            Some(Targets::Text(text)) => return Err(unsupported(format!("`target_modules` {text:?}"))),
+            None => return Err(unsupported("an adapter without `target_modules`".to_owned())),
+        };
+        if file.r == 0 || targets.is_empty() {
+            return Err(unsupported("an adapter without parameters".to_owned()));
+        }
+        let recorded = file.base_model_name_or_path.unwrap_or_default();
+        Ok(Self {
+            base: base_folder(folder, Path::new(&recorded))
+                .ok_or_else(|| AdapterError::BaseMissing { path, base: PathBuf::from(&recorded) })?,
+            config: LoraConfig::new(file.r, file.lora_alpha, file.use_rslora, &targets),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Folder of the base.
+    pub(crate) fn base(&self) -> Result<&Path, AdapterError> {
+        if is_adapter(&self.base) {
+            let path = self.folder.join(CONFIG);
+            return Err(AdapterError::Nested { path, base: self.base.clone() });
+        }
+        Ok(&self.base)
+    }
+
+    /// Reads the tensors of the adapter for a base with this configuration; `digest` is that of the base's weights.
+    pub(crate) fn read(
+        &self,
+        model: &ModelConfig,
+        digest: impl FnOnce() -> u64,
+    ) -> Result<Adapter, AdapterError> {
+        let path = self.folder.join(TENSORS);
+        let file = TensorFile::open(&path)?;
+        let mut adapter = Adapter::zeros(model, self.config.clone());
+        let expected = adapter.specs.iter().map(|spec| spec.name.as_str()).collect();
+        let names = file.names();
+        let names: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        if let Some(name) = names.difference(&expected).next() {
+            let more = names.difference(&expected).count() - 1;
+            return Err(CheckpointError::UnexpectedTensor { path, name: (*name).to_owned(), more }.into());
+        }
+        let specs = std::sync::Arc::clone(&adapter.specs);
+        let mut bufs = adapter.tensors.bufs_mut();
+        for spec in specs.iter() {
+            let to = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
+            file.read_into(&spec.name, &spec.shape, to)?;
+        }
+        // Adapters of other programs have no digest.
+        let recorded = file.metadata_entry(BASE_DIGEST).and_then(|text| u64::from_str_radix(text, 16).ok());
+        if recorded.is_some_and(|recorded| recorded != digest()) {
+            return Err(AdapterError::OtherBase { path, base: self.base.clone() });
+        }
+        Ok(adapter)
+    }
+}
+
+/// The folder of an adapter's base: as recorded, or next to the adapter's folder if the run was moved.
+fn base_folder(adapter: &Path, recorded: &Path) -> Option<PathBuf> {
+    // Another checkpoint of the same run, or its initial model.
+    let moved = adapter.ancestors().skip(1).take(2).zip(std::iter::repeat(recorded.file_name()));
+    let moved = moved.filter_map(|(parent, name)| Some(parent.join(name?)));
+    [recorded.to_owned(), adapter.join(recorded)]
+        .into_iter()
+        .chain(moved)
+        .find(|folder| folder.join("config.json").is_file())
+}
+
+/// Writes an adapter on a base in a folder, whose weights have this digest.
+pub(crate) fn save(adapter: &Adapter, folder: &Path, base: &Path, digest: u64) -> Result<(), AdapterError> {
+    let base =
+        std::path::absolute(base).map_err(|source| AdapterError::Read { path: base.to_owned(), source })?;
+    let LoraConfig { rank, alpha, rslora, targets } = &adapter.config;
+    let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+    let settings = [
+        ("peft_type", json!("LORA")),
+        ("task_type", json!("CAUSAL_LM")),
+        ("base_model_name_or_path", json!(base.display().to_string())),
+        ("r", json!(rank)),
+        ("lora_alpha", json!(alpha)),
+        ("lora_dropout", json!(0.0)),
+        ("use_rslora", json!(rslora)),
+        ("target_modules", json!(names)),
+        ("inference_mode", json!(true)),
+    ];
+    let config = settings
+        .into_iter()
+        .chain(neutral().into_iter().take(ALWAYS_WRITTEN))
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect();
+    crate::generation::write_json(&folder.join(CONFIG), &config)?;
+    let notes = [("format", "pt".to_owned()), (BASE_DIGEST, format!("{digest:016x}"))];
+    let bufs = adapter.tensors.bufs();
+    let named =
+        adapter.specs.iter().map(|spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]));
+    write_tensors(&folder.join(TENSORS), &notes, tensors_out(named, ""))?;
+    Ok(())
+}

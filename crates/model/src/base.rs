@@ -1,0 +1,248 @@
+//! The weights of a model, which adapters share.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rloom_ops::{self as ops, Bf16, Buf, Ctx, Matrix};
+
+use crate::adapter::Projection;
+use crate::layer::RopeTables;
+use crate::packed::PackedWeights;
+use crate::tensors::{TensorSet, TensorSpec, specs};
+use crate::{Dtype, ModelConfig};
+
+/// Weights and the forms of them that the kernels read. Cloning copies the weights.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) config: ModelConfig,
+    pub(crate) specs: Arc<[TensorSpec]>,
+    pub(crate) weights: TensorSet,
+    /// The matrices of a frozen bf16 base, which are then missing in `weights`.
+    narrow: Option<NarrowMatrices>,
+    packed: OnceLock<PackedWeights>,
+    /// Packed forms of outdated weights, whose memory is reused.
+    stale: Mutex<Option<PackedWeights>>,
+    pub(crate) rope: RopeTables,
+    /// Folder that holds these weights.
+    pub(crate) folder: Option<PathBuf>,
+    digest: OnceLock<u64>,
+}
+
+/// Matrices in bf16.
+#[derive(Debug, Clone, Default)]
+struct NarrowMatrices {
+    embedding: Buf<Bf16>,
+    /// By [`Projection`].
+    layers: Vec<[Buf<Bf16>; 4]>,
+    head: Option<Buf<Bf16>>,
+}
+
+impl NarrowMatrices {
+    fn empty(config: &ModelConfig) -> Self {
+        Self {
+            embedding: Buf::default(),
+            layers: (0..config.layers).map(|_| Default::default()).collect(),
+            head: config.untied_head().then(Buf::default),
+        }
+    }
+
+    /// Places of the matrices in the order of [`TensorSet::bufs`]; `None` for vectors.
+    fn places(&mut self, c: &ModelConfig) -> Vec<Option<&mut Buf<Bf16>>> {
+        let vectors = |places: &mut Vec<_>, count: usize| places.extend((0..count).map(|_| None));
+        let mut places = vec![Some(&mut self.embedding)];
+        for [qkv, o, gate_up, down] in &mut self.layers {
+            vectors(&mut places, 1);
+            places.push(Some(qkv));
+            vectors(&mut places, usize::from(c.qkv_bias) + 2 * usize::from(c.qk_norm()));
+            places.push(Some(o));
+            vectors(&mut places, 1 + usize::from(c.output_bias));
+            places.extend([Some(gate_up), Some(down)]);
+        }
+        vectors(&mut places, 1);
+        places.extend(self.head.as_mut().map(Some));
+        vectors(&mut places, 2 * usize::from(c.output_heads.value()));
+        places
+    }
+}
+
+impl Clone for Base {
+    fn clone(&self) -> Self {
+        let mut base = Self::new(self.config.clone(), self.weights.clone());
+        base.narrow.clone_from(&self.narrow);
+        base.folder.clone_from(&self.folder);
+        base.digest.clone_from(&self.digest);
+        base
+    }
+}
+
+impl Base {
+    pub(crate) fn new(config: ModelConfig, weights: TensorSet) -> Self {
+        let specs = specs(&config).into();
+        Self {
+            config,
+            specs,
+            weights,
+            narrow: None,
+            packed: OnceLock::new(),
+            stale: Mutex::new(None),
+            rope: RopeTables::default(),
+            folder: None,
+            digest: OnceLock::new(),
+        }
+    }
+
+    /// A frozen bf16 base. `fill` writes the weights of one buffer, which is then rounded, so that the weights are never in
+    /// memory as f32 at once.
+    pub(crate) fn narrow<E>(
+        mut config: ModelConfig,
+        mut weights: TensorSet,
+        mut fill: impl FnMut(usize, &mut Buf) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        config.dtype = Dtype::Bf16;
+        let mut narrow = NarrowMatrices::empty(&config);
+        let mut digest = Digest::default();
+        for (index, (buf, place)) in weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate() {
+            fill(index, buf)?;
+            digest.update(buf.as_slice());
+            if let Some(place) = place {
+                *place = Buf::zeros(buf.len());
+                ops::round_to_bf16(place, buf);
+                *buf = Buf::default();
+            }
+        }
+        let mut base = Self::new(config, weights);
+        base.narrow = Some(narrow);
+        base.digest = OnceLock::from(digest.0);
+        Ok(base)
+    }
+
+    /// The same weights without f32 matrices, if the model computes in bf16.
+    pub(crate) fn into_frozen(self) -> Self {
+        if self.config.dtype == Dtype::F32 || self.narrow.is_some() {
+            return self;
+        }
+        let Self { config, weights, folder, .. } = self;
+        let filled = |_, _: &mut Buf| Ok::<_, std::convert::Infallible>(());
+        let Ok(base) = Self::narrow(config, weights, filled);
+        Self { folder, ..base }
+    }
+
+    /// The same weights with f32 matrices.
+    pub(crate) fn widened(mut self) -> Self {
+        let Some(mut narrow) = self.narrow.take() else { return self };
+        for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
+            if let Some(place) = place {
+                *buf = Buf::zeros(place.len());
+                Matrix::from(&*place).copy_to(buf.as_mut_slice());
+            }
+        }
+        self
+    }
+
+    /// True if the matrices are in bf16 alone.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.narrow.is_some()
+    }
+
+    /// Digest of the weights: equal weights have equal digests.
+    pub(crate) fn digest(&self) -> u64 {
+        *self.digest.get_or_init(|| {
+            let mut digest = Digest::default();
+            self.weights.bufs().into_iter().for_each(|buf| digest.update(buf.as_slice()));
+            digest.0
+        })
+    }
+
+    /// Mutable access to the weights. Invalidates what was derived from them.
+    pub(crate) fn weights_mut(&mut self) -> &mut TensorSet {
+        if let Some(packed) = self.packed.take() {
+            *self.stale.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(packed);
+        }
+        self.folder = None;
+        self.digest = OnceLock::new();
+        &mut self.weights
+    }
+
+    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedWeights {
+        self.packed.get_or_init(|| {
+            let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match stale {
+                Some(mut packed) => {
+                    packed.repack(ctx, self);
+                    packed
+                }
+                None => PackedWeights::new(ctx, self),
+            }
+        })
+    }
+
+    /// The weight of a product in rows.
+    pub(crate) fn matrix(&self, layer: usize, projection: Projection) -> Matrix<'_> {
+        match &self.narrow {
+            Some(narrow) => (&narrow.layers[layer][projection as usize]).into(),
+            None => self.weights.layers[layer].matrix(projection).into(),
+        }
+    }
+
+    /// The embedding's table.
+    pub(crate) fn embedding(&self) -> Matrix<'_> {
+        match &self.narrow {
+            Some(narrow) => (&narrow.embedding).into(),
+            None => (&self.weights.embedding).into(),
+        }
+    }
+
+    /// Table of the language head: a separate one, or the embedding.
+    pub(crate) fn head_table(&self) -> Matrix<'_> {
+        match &self.narrow {
+            Some(narrow) => narrow.head.as_ref().unwrap_or(&narrow.embedding).into(),
+            None => self.weights.head_table().into(),
+        }
+    }
+}
+
+/// A digest of numbers: FNV-1a over words instead of bytes.
+struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    fn update(&mut self, values: &[f32]) {
+        for value in values {
+            self.0 = (self.0 ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Family, NewModel, OutputHeads};
+
+    #[test]
+    fn places_and_buffers_agree() {
+        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+            for heads in [OutputHeads::Language, OutputHeads::LanguageAndValue] {
+                let new: NewModel = serde_json::from_value(serde_json::json!({
+                    "family": family, "layers": 2, "hidden_size": 8, "heads": 2, "intermediate_size": 8,
+                    "max_positions": 8,
+                }))
+                .unwrap();
+                let mut config = new.config(9).unwrap();
+                (config.output_bias, config.output_heads) = (family == Family::Llama, heads);
+                let set = TensorSet::zeros(&config);
+                let mut is_matrix = vec![false; set.bufs().len()];
+                for spec in specs(&config).iter().filter(|spec| !spec.is_value_head()) {
+                    is_matrix[spec.buffer] = spec.shape.len() > 1;
+                }
+                let mut narrow = NarrowMatrices::empty(&config);
+                let places: Vec<bool> = narrow.places(&config).iter().map(Option::is_some).collect();
+                assert_eq!(places, is_matrix);
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Adapters: compared with PEFT (`tests/golden/lora.py`), and with the base.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rloom_model::{
+    ActivationCheckpointing, AdapterError, Dtype, GenerationConfig, Gradients, LoadError, LoraConfig,
+    LoraTarget, Model, Optimizer, OptimizerSettings,
+};
+use rloom_ops::Ctx;
+
+use crate::decode::{decoded, expected, sequences};
+use crate::reference::{
+    Batch, FORMATS, Golden, NAMES, by, differing, fixture, forward_backward, max_abs, model, relative,
+};
+
+/// The adapter that PEFT has saved for a checkpoint.
+fn stored(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora").join(name)
+}
+
+fn golden(name: &str) -> Golden {
+    Golden::open(&format!("lora/{name}.safetensors"))
+}
+
+fn all_logits(model: &Model, ctx: &Ctx, batch: &Batch) -> Vec<f32> {
+    let rows: Vec<u32> = (0..batch.tokens.len() as u32).collect();
+    model.logits(ctx, &batch.tokens(), &rows).unwrap()
+}
+
+/// Scores and gradients by the coefficients of a golden file.
+fn gradients(
+    model: &Model,
+    golden: &Golden,
+    threads: usize,
+    checkpointing: ActivationCheckpointing,
+) -> (rloom_model::Scores, Gradients) {
+    let ctx = Ctx::new(threads).unwrap();
+    let batch = Batch::of(golden);
+    let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
+    let coefficients = by(&d_logprob, &d_entropy);
+    forward_backward(model, &ctx, &batch.tokens(), &batch.rows(), &coefficients, checkpointing)
+}
+
+#[test]
+fn adapters_of_peft_agree_with_it() {
+    let ctx = Ctx::serial();
+    for name in NAMES {
+        let (golden, model) = (golden(name), Model::load(&stored(name)).unwrap());
+        let logits = all_logits(&model, &ctx, &Batch::of(&golden));
+        let difference = max_abs(&logits, &golden.floats("logits"));
+        assert!(difference <= 1e-4, "{name}: {difference}");
+        assert!(max_abs(&logits, &all_logits(&model.without_adapter(), &ctx, &Batch::of(&golden))) > 0.01);
+        let (scores, gradients) = gradients(&model, &golden, 2, ActivationCheckpointing::None);
+        assert!(max_abs(&scores.logprob, &golden.floats("logprob")) <= 3e-5, "{name}");
+        assert!(max_abs(&scores.entropy, &golden.floats("entropy")) <= 3e-5, "{name}");
+        for (spec, values) in gradients.named() {
+            let difference = relative(values, &golden.floats(&format!("grad.{}", spec.name)));
+            assert!(difference <= 1e-5, "{name} {}: {difference}", spec.name);
+        }
+    }
+}
+
+/// The sampler's rows are those of training, with whole prompts, chunks and single tokens.
+#[test]
+fn steps_with_an_adapter_are_bitwise_identical_to_the_packed_forward() {
+    let sequences = sequences();
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let model = Model::load_frozen(&stored(name), dtype).unwrap();
+        let from_forward = expected(&model, &Ctx::serial(), &sequences);
+        assert_ne!(from_forward, expected(&model.without_adapter(), &Ctx::serial(), &sequences));
+        for threads in [1, 2] {
+            let ctx = Ctx::new(threads).unwrap();
+            let cuts: [&dyn Fn(usize) -> usize; 3] = [&|_| 1, &|_| 64, &|i| [7, 1, 16, 1, 5][i]];
+            for (cut, chunk) in cuts.iter().enumerate() {
+                let from_steps = decoded(&model, &ctx, &sequences, chunk);
+                assert!(from_steps == from_forward, "{name} {dtype:?}, {threads} threads, cut {cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_do_not_depend_on_threads_or_checkpointing() {
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let (golden, model) = (golden(name), Model::load_frozen(&stored(name), dtype).unwrap());
+        let (scores, first) = gradients(&model, &golden, 1, ActivationCheckpointing::None);
+        for (threads, checkpointing) in
+            [(2, ActivationCheckpointing::Attention), (3, ActivationCheckpointing::Block)]
+        {
+            let (again, other) = gradients(&model, &golden, threads, checkpointing);
+            assert_eq!(again, scores, "{name} {dtype:?} {checkpointing:?}");
+            assert_eq!(differing(&first, &other), None, "{name} {dtype:?} {checkpointing:?}");
+        }
+        // In bf16, close to the exact ones.
+        let most = if dtype == Dtype::F32 { 1e-5 } else { 0.1 };
+        for (spec, values) in first.named() {
+            let difference = relative(values, &golden.floats(&format!("grad.{}", spec.name)));
+            assert!(difference <= most, "{name} {dtype:?} {}: {difference}", spec.name);
+        }
+    }
+}
+
+/// Sequences in micro-batches of their own give the same scores and, summed, the same gradient.
+#[test]
+fn gradients_do_not_depend_on_packing() {
+    let ctx = Ctx::serial();
+    let (golden, model) = (golden("tiny-llama"), Model::load(&stored("tiny-llama")).unwrap());
+    let (scores, whole) = gradients(&model, &golden, 1, ActivationCheckpointing::None);
+    let batch = Batch::of(&golden);
+    let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
+    let (mut split, mut at, mut logprobs) = (Gradients::zeros(&model), 0, Vec::new());
+    for index in 0..batch.starts.len() - 1 {
+        let alone = batch.alone(index);
+        let rows = at..at + alone.rows.len();
+        at = rows.end;
+        let forward =
+            model.forward(&ctx, &alone.tokens(), &alone.rows(), ActivationCheckpointing::None).unwrap();
+        logprobs.extend_from_slice(&forward.scores().logprob);
+        model.backward(&ctx, forward, &by(&d_logprob[rows.clone()], &d_entropy[rows]), &mut split).unwrap();
+    }
+    assert_eq!(logprobs, scores.logprob);
+    for ((spec, a), (_, b)) in split.named().zip(whole.named()) {
+        assert!(relative(a, b) <= 1e-5, "{}", spec.name);
+    }
+}
+
+fn all_linear() -> LoraConfig {
+    LoraConfig::new(4, 8.0, false, &LoraTarget::ALL)
+}
+
+/// A new adapter changes nothing, its training changes its factors alone, and other models over the base are as before.
+#[test]
+fn the_base_is_shared_and_stays_as_it_is() {
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let golden = golden(name);
+        let batch = Batch::of(&golden);
+        let ctx = Ctx::serial();
+        let score = |model: &Model| model.score(&ctx, &batch.tokens(), &batch.rows()).unwrap();
+        let whole = model(name).with_dtype(dtype);
+        let base = Model::load_frozen(&fixture(name), dtype).unwrap();
+        assert_eq!(score(&base), score(&whole), "{name} {dtype:?}: frozen matrices");
+        let [mut one, two] = [1, 2].map(|seed| base.clone().with_adapter(all_linear(), seed));
+        assert!(one.shares_base(&two) && one.shares_base(&base));
+        assert_eq!((score(&one), score(&two)), (score(&base), score(&base)), "{name} {dtype:?}");
+        let (before, digest) =
+            (score(&base), one.trained_tensors().map(|(_, v)| v.to_vec()).collect::<Vec<_>>());
+        let settings = OptimizerSettings { learning_rate: 0.01, ..OptimizerSettings::default() };
+        let mut optimizer = Optimizer::new(&one, settings);
+        for _ in 0..2 {
+            let (_, gradients) = gradients(&one, &golden, 1, ActivationCheckpointing::None);
+            optimizer.step(&ctx, &mut one, &gradients, 0.01).unwrap();
+        }
+        assert!(one.shares_base(&two), "{name}: the base was copied");
+        assert_ne!(score(&one), before, "{name} {dtype:?}");
+        assert_eq!(
+            (score(&two), score(&one.without_adapter())),
+            (before.clone(), before),
+            "{name} {dtype:?}"
+        );
+        assert!(one.trained_tensors().zip(&digest).all(|((_, now), then)| now != then.as_slice()));
+    }
+}
+
+/// The same as a full copy of the base with bf16 products, to which the adapter is then moved.
+#[test]
+fn merging_gives_the_logits_of_the_adapter() {
+    let ctx = Ctx::serial();
+    for name in NAMES {
+        let golden = golden(name);
+        let model = Model::load(&stored(name)).unwrap();
+        let merged = model.merged();
+        assert!(merged.lora().is_none() && !merged.shares_base(&model));
+        let folder = tempfile::tempdir().unwrap();
+        merged.save(folder.path(), &GenerationConfig::default()).unwrap();
+        let read = Model::load(folder.path()).unwrap();
+        let logits = all_logits(&read, &ctx, &Batch::of(&golden));
+        let difference = max_abs(&logits, &golden.floats("logits"));
+        assert!(difference <= 1e-4, "{name}: {difference}");
+        assert_eq!(all_logits(&model, &ctx, &Batch::of(&golden)).len(), logits.len());
+    }
+}
+
+#[test]
+fn a_saved_adapter_is_read_back() {
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::load_frozen(&stored(name), dtype).unwrap();
+        model.save(folder.path(), &GenerationConfig::default()).unwrap();
+        assert!(!folder.path().join("model.safetensors").exists());
+        let again = Model::load_frozen(folder.path(), dtype).unwrap();
+        assert_eq!(again.lora(), model.lora());
+        let pairs = again.trained_tensors().zip(model.trained_tensors());
+        assert!(pairs.into_iter().all(|((a, x), (b, y))| a == b && x == y), "{name} {dtype:?}");
+        // The digest of the base does not depend on the dtype.
+        Model::load(folder.path()).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_applied_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = tempfile::tempdir().unwrap();
+    model("tiny-llama").save(base.path(), &GenerationConfig::default()).unwrap();
+    let model = Model::load(base.path()).unwrap().with_adapter(all_linear(), 1);
+    model.save(folder.path(), &GenerationConfig::default()).unwrap();
+    let path = folder.path().join("adapter_config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let load = || match Model::load(folder.path()) {
+        Err(LoadError::Adapter(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    for (was, is, what) in [
+        ("\"use_dora\": false", "\"use_dora\": true", "`use_dora` true"),
+        ("\"bias\": \"none\"", "\"bias\": \"all\"", "`bias` \"all\""),
+        ("\"LORA\"", "\"IA3\"", "`peft_type` \"IA3\""),
+        ("\"q_proj\"", "\"lm_head\"", "the target module \"lm_head\""),
+        ("\"r\": 4", "\"rank_pattern\": { \"q_proj\": 2 }, \"r\": 4", "`rank_pattern` {\"q_proj\":2}"),
+        ("\"r\": 4", "\"r\": 0", "an adapter without parameters"),
+    ] {
+        assert!(text.contains(was), "{was}");
+        fs::write(&path, text.replace(was, is)).unwrap();
+        let error = load().to_string();
+        assert!(error.contains(what) && error.contains("adapter_config.json"), "{error}");
+    }
+    fs::write(&path, text.replace("\"r\": 4", "\"r\": 5")).unwrap();
+    assert!(matches!(load(), AdapterError::Tensors(_)));
+    fs::write(&path, "{").unwrap();
+    assert!(matches!(load(), AdapterError::Json { .. }));
+    fs::write(&path, &text).unwrap();
+    // Other weights in the base's folder.
+    Model::init(model.config(), 3).save(base.path(), &GenerationConfig::default()).unwrap();
+    assert!(matches!(load(), AdapterError::OtherBase { .. }));
+    let moved = tempfile::tempdir().unwrap();
+    model.without_adapter().save(moved.path(), &GenerationConfig::default()).unwrap();
+    fs::remove_file(base.path().join("config.json")).unwrap();
+    assert!(matches!(load(), AdapterError::BaseMissing { .. }));
+    let [was, is] = [&base, &moved].map(|folder| folder.path().display().to_string());
+    fs::write(&path, text.replace(&was, &is)).unwrap();
+    Model::load(folder.path()).unwrap();
+    // A base that is in no folder cannot be named.
+    let unsaved = Model::init(model.config(), 3).with_adapter(all_linear(), 1);
+    let error = unsaved.save(folder.path(), &GenerationConfig::default()).unwrap_err();
+    assert!(matches!(error, LoadError::Adapter(AdapterError::NoBaseFolder { .. })));
+}
