@@ -17,8 +17,8 @@ use crate::bounded::BoundedEngine;
 use crate::completion::complete;
 use crate::concurrency::try_join_all;
 use crate::hosted::{AgentHost, HostedEpisode, HostedSampler};
+use crate::judge::Judge;
 use crate::stopping::Stopping;
-use crate::transcript::{policy_text, prompt_text, transcript};
 use crate::turn_rewards::{credit, segments_of};
 use crate::turns::{RecordedTurns, Turns, into_generation, into_turn};
 use crate::waits::{WaitTarget, Waits};
@@ -556,43 +556,5 @@ impl<E> Drop for EpisodeRunner<E> {
     fn drop(&mut self) {
         // Threads that still judge hold the scorer, too.
         self.settings.scorer.close();
-    }
-}
-
-/// What a judgement needs on its thread.
-pub(crate) struct Judge {
-    pub(crate) scorer: Arc<Scorer>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    task: Task,
-}
-
-impl Judge {
-    /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them. The text is
-    /// the answer of several agents, if there is one.
-    pub(crate) fn texts(
-        &self,
-        segments: &[Trajectory],
-        answer: Option<&str>,
-    ) -> Result<[String; 3], TextError> {
-        let first = segments.first().filter(|_| self.scorer.reads_prompt());
-        let prompt = first.map(|first| prompt_text(&self.tokenizer, first)).unwrap_or_default();
-        let transcript = if self.scorer.reads_observations() {
-            transcript(&self.tokenizer, segments)
-        } else {
-            String::new()
-        };
-        let text = match answer {
-            Some(answer) => answer.to_owned(),
-            None => policy_text(&self.tokenizer, segments)?,
-        };
-        Ok([prompt, text, transcript])
-    }
-
-    pub(crate) fn judged<'a>(
-        &'a self,
-        segments: &'a [Trajectory],
-        [prompt, text, transcript]: &'a [String; 3],
-    ) -> Judged<'a> {
-        Judged { task: &self.task, segments, text, transcript, prompt }
     }
 }

@@ -7,7 +7,6 @@
 //! prompts of a run before it starts.
 
 mod agent_policies;
-mod agent_texts;
 mod bounded;
 mod completion;
 mod concurrency;
@@ -18,6 +17,7 @@ mod error;
 mod evaluate;
 mod group;
 mod hosted;
+mod judge;
 mod metrics;
 mod outcome;
 mod prompts;

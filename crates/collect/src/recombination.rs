@@ -69,9 +69,9 @@ fn mean(
 }
 
 impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
-    /// Judges the combinations of the turns of a group's trained episodes, and gives each agent of each episode the mean reward
-    /// of its turn in them. `finish` completes the rewards of a combination with this number of tokens. An episode with a turn in a combination that cannot be judged has
-    /// no reward. Returns the time of the judgements.
+    /// Judges the combinations of the turns of a group's trained episodes, and gives each agent of each episode the mean
+    /// reward of its turn in them. `finish` completes the rewards of a combination with this number of tokens. An episode with
+    /// a turn in a combination that cannot be judged has no reward. Returns the time of the judgements.
     pub(crate) async fn recombine(
         &self,
         kind: Recombination,

@@ -289,6 +289,7 @@ fn environments() {
 
 #[test]
 fn credit_of_several_agents() {
+    const CROSS: &str = "group_size = 8\nadvantage = { kind = \"magrpo\", pairing = \"cross\" }";
     let stage = |environment: &str, algorithm: &str| {
         format!(
             "[[stage]]\nname = \"rl\"\nmethod = \"grpo\"\n{environment}\n[stage.algorithm]\n{algorithm}\n"
@@ -299,7 +300,6 @@ fn credit_of_several_agents() {
         let role = if rounds > 1 { role } else { format!("count = {count}") };
         format!("environment = {{ kind = \"debate\", rounds = {rounds}, agents = {{ a = {{ {role} }} }} }}")
     };
-    const CROSS: &str = "group_size = 8\nadvantage = { kind = \"magrpo\", pairing = \"cross\" }";
     let judged = |component: &str| format!("[reward]\ncomponents = [{component}]\n");
     let critic = "{ model = \"m\", url = \"http://localhost/v1\" }";
     let critics = judged(&format!(

@@ -1,13 +1,51 @@
-//! Texts of agents, for components that judge them one by one.
+//! The inputs of rewards: the texts of an episode and those of each agent.
 
-use rloom_core::{Author, Rewards, Trajectory};
-use rloom_reward::{AgentText, CurrentComponent};
+use std::sync::Arc;
+
+use rloom_core::{Author, Rewards, Task, Trajectory};
+use rloom_reward::{AgentText, CurrentComponent, Judged, Scorer};
 use rloom_text::{TextError, Tokenizer};
 
 use crate::CollectError;
-use crate::episode::Judge;
+use crate::transcript::{policy_text, prompt_text, transcript};
+
+/// What a judgement needs on its thread.
+pub(crate) struct Judge {
+    pub(crate) scorer: Arc<Scorer>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) task: Task,
+}
 
 impl Judge {
+    /// Prompt, text and transcript of an episode; prompt and transcript are empty unless a component reads them. The text is
+    /// the answer of several agents, if there is one.
+    pub(crate) fn texts(
+        &self,
+        segments: &[Trajectory],
+        answer: Option<&str>,
+    ) -> Result<[String; 3], TextError> {
+        let first = segments.first().filter(|_| self.scorer.reads_prompt());
+        let prompt = first.map(|first| prompt_text(&self.tokenizer, first)).unwrap_or_default();
+        let transcript = if self.scorer.reads_observations() {
+            transcript(&self.tokenizer, segments)
+        } else {
+            String::new()
+        };
+        let text = match answer {
+            Some(answer) => answer.to_owned(),
+            None => policy_text(&self.tokenizer, segments)?,
+        };
+        Ok([prompt, text, transcript])
+    }
+
+    pub(crate) fn judged<'a>(
+        &'a self,
+        segments: &'a [Trajectory],
+        [prompt, text, transcript]: &'a [String; 3],
+    ) -> Judged<'a> {
+        Judged { task: &self.task, segments, text, transcript, prompt }
+    }
+
     /// Judges the agents of an episode of several with the components that do so.
     pub(crate) fn credit_agents(
         &self,
