@@ -66,8 +66,8 @@ pub use loss::kinds as losses;
 pub use loss::kinds::*;
 pub use loss::{
     Correction, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings,
-    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss, interpolation,
-    policy_loss, preference_loss, preference_step, step_loss, value_loss,
+    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss,
+    interpolation, policy_loss, preference_loss, preference_step, step_loss, value_loss,
 };
 pub use message::MessageError;
 pub use method::DataKind;

@@ -10,7 +10,8 @@ use crate::{
     AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, FilterSettings,
     KlEstimator::{self, K1, K2, K3},
     KlPlacement::{self, Loss, Reward},
-    KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, PreferenceKind as P, Proximal, WeightAction,
+    KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, PreferenceKind as P, Proximal,
+    WeightAction,
 };
 
 /// Generates [`Method`] from the table. The page of a method is `docs/algorithms/NAME.md`.

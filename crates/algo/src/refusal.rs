@@ -181,9 +181,7 @@ impl fmt::Display for UnreadReason {
             Self::Supervised => {
                 f.write_str("it learns from given completions: nothing is sampled, compared or clipped")
             }
-            Self::NotOfPreference(kind) => {
-                not_of(f, "preference", kind.name(), crate::Kind::keys(*kind))
-            }
+            Self::NotOfPreference(kind) => not_of(f, "preference", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfLoss(kind) => not_of(f, "loss", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfAdvantage(kind) => not_of(f, "advantage", kind.name(), crate::Kind::keys(*kind)),
             Self::IgnoredByLoss(kind) => {

@@ -31,7 +31,8 @@ impl Kernel for Aot {
     }
 
     fn terms(&self, unit: &[Completion], _anchor: f64, terms: &mut [Term]) {
-        let pairs: Vec<(Completion, Completion)> = unit.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let pairs: Vec<(Completion, Completion)> =
+            unit.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
         let sorted = |value: fn(&(Completion, Completion)) -> f64| {
             let mut order: Vec<(f64, usize)> = pairs.iter().map(value).zip(0..).collect();
             order.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -1,5 +1,5 @@
-use super::kernel::{Completion, Kernel, Term, check_beta, each_pair, smoothed};
 use super::divergence::Divergence;
+use super::kernel::{Completion, Kernel, Term, check_beta, each_pair, smoothed};
 use crate::settings::keys::{OutOfRange, check, settings};
 
 /// Exponent of the α-divergence.
@@ -18,7 +18,7 @@ settings! {
         average: bool = false,
         /// Divergence from the reference that the implicit reward follows from.
         divergence: Divergence = Divergence::ReverseKl,
-        /// Exponent α of `divergence = "alpha"`; 0.5 by default.
+        /// Exponent of the α-divergence, which alone reads it; 0.5 by default.
         alpha: Option<f64> = None,
         /// Weight of the tokens of a completion beyond the length of the shorter one of its pair.
         tail_weight: f64 = 1.0,
@@ -28,7 +28,13 @@ settings! {
 impl Kernel for Dpo {
     fn check(&self) -> Result<(), OutOfRange> {
         check_beta(self.beta)?;
-        check("tail_weight", self.tail_weight, (0.0..=1.0).contains(&self.tail_weight), "between 0 and 1", "1 for none")?;
+        check(
+            "tail_weight",
+            self.tail_weight,
+            (0.0..=1.0).contains(&self.tail_weight),
+            "between 0 and 1",
+            "1 for none",
+        )?;
         let Some(alpha) = self.alpha else { return Ok(()) };
         if self.divergence != Divergence::Alpha {
             let must = "read: only divergence = \"alpha\" has an exponent";

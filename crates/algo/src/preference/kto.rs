@@ -44,8 +44,11 @@ impl Kernel for Kto {
     fn terms(&self, unit: &[Completion], anchor: f64, terms: &mut [Term]) {
         for (completion, term) in unit.iter().zip(terms) {
             let x = self.beta * (completion.log_ratio() - anchor);
-            let (weight, sign) =
-                if completion.is_desirable { (self.desirable_weight, 1.0) } else { (self.undesirable_weight, -1.0) };
+            let (weight, sign) = if completion.is_desirable {
+                (self.desirable_weight, 1.0)
+            } else {
+                (self.undesirable_weight, -1.0)
+            };
             let slope = -sign * weight * self.beta * sigmoid(x) * sigmoid(-x);
             *term = Term { value: weight * sigmoid(-sign * x), slope };
         }

@@ -1,4 +1,4 @@
-use super::kernel::{Completion, Kernel, Term, check_beta, of_margin, log_sigmoid, sigmoid};
+use super::kernel::{Completion, Kernel, Term, check_beta, log_sigmoid, of_margin, sigmoid};
 use crate::settings::keys::{OutOfRange, check, settings};
 
 settings! {

@@ -12,7 +12,8 @@ use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
     KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, Sampler, Sft, Surrogate,
     error::{Refusal, Unread},
-    settings::function::check_name, settings::layer::Layer,
+    settings::function::check_name,
+    settings::layer::Layer,
 };
 
 impl Algorithm {
