@@ -294,6 +294,12 @@ pub enum AlgoError {
         /// The first such row.
         row: usize,
     },
+    /// A step of one completion for a loss that joins prompts with completions of others.
+    #[error(
+        "the optimiser step has one completion, and the loss compares with completions of other prompts: `groups_per_batch` \
+         must be 2 or more"
+    )]
+    OneCompletion,
     /// A correction of single tokens for a surrogate that has none.
     #[error("the surrogate is one term per sequence, and its correction weighs or rejects single tokens")]
     #[diagnostic(help(

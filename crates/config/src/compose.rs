@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use rloom_algo::{AdvantageKind, Kind, LossKind};
+use rloom_algo::{AdvantageKind, Kind, LossKind, PreferenceKind};
 use rloom_cluster::ClusterSettings;
 use rloom_core::field_names;
 use rloom_data::DataSettings;
@@ -111,7 +111,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 17] = [
+    let sections: [(&str, &[&str]); 18] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -127,6 +127,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("stage.algorithm", field_names::<rloom_algo::AlgorithmSettings>()),
         ("stage.algorithm.advantage", AdvantageKind::all_keys().names()),
         ("stage.algorithm.loss", LossKind::all_keys().names()),
+        ("stage.algorithm.preference", PreferenceKind::all_keys().names()),
         ("data", field_names::<DataSettings>()),
         ("environment", field_names::<EnvironmentSettings>()),
     ];

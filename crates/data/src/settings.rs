@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
-    DataError, DataPath, DigitOrder, Digits, FileSettings, HeldOut, Operation, Paths, PromptFormat, Seat,
-    Source, Split, Style, TooLong, Wording,
+    DataError, DataPath, DigitOrder, Digits, FileSettings, GradedRows, HeldOut, Notation, Operation, Paths,
+    PromptFormat, Seat, Source, Split, Style, TooLong, Wording,
 };
 
 /// A source of tasks and the format of its prompts.
@@ -157,6 +157,7 @@ pub(crate) struct Keys {
     max_digits: Option<u32>,
     digits: Option<Digits>,
     style: Option<Style>,
+    rows: Option<GradedRows>,
     worked_share: Option<f64>,
     digit_order: Option<DigitOrder>,
     held_out: Option<HeldOut>,
@@ -175,6 +176,8 @@ pub(crate) struct Keys {
     map_size: Option<u32>,
     ice_share: Option<f64>,
     seat: Option<Seat>,
+    opening: Option<u32>,
+    notation: Option<Notation>,
     arms: Option<u32>,
     boxes: Option<u32>,
     wall_share: Option<f64>,

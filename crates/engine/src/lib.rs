@@ -39,5 +39,5 @@ pub use train::{
     EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
     OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SavedFile,
     StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings,
-    TrainWork, Which, pack, pack_unshared,
+    TrainWork, Which, pack, pack_groups, pack_unshared,
 };

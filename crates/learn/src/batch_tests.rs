@@ -182,6 +182,27 @@ fn train_skipping(
     models: &mut Models<Recorder>,
     groups: &[Group],
 ) -> Result<BatchReport, TrainError> {
+    train_with((limit, before, AlgorithmState::default()), method, json, models, groups)
+}
+
+/// Trains on a batch from a state of the algorithm.
+pub(crate) fn train_from(
+    state: AlgorithmState,
+    method: Method,
+    json: &str,
+    models: &mut Models<Recorder>,
+    groups: &[Group],
+) -> Result<BatchReport, TrainError> {
+    train_with((0, 0, state), method, json, models, groups)
+}
+
+fn train_with(
+    (limit, before, state): (u64, u64, AlgorithmState),
+    method: Method,
+    json: &str,
+    models: &mut Models<Recorder>,
+    groups: &[Group],
+) -> Result<BatchReport, TrainError> {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
     let trainer = BatchTrainer {
         algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
@@ -197,7 +218,6 @@ fn train_skipping(
         step_reward_weight: 1.0,
         main: None,
     };
-    let state = AlgorithmState::default();
     let version = PolicyVersion(0);
     let position = BatchPosition {
         version,

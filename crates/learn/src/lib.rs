@@ -7,7 +7,9 @@
 mod advantages;
 mod batch;
 mod functions;
+mod joint;
 mod models;
+mod preference;
 mod report;
 mod rows;
 mod scores;
@@ -18,6 +20,8 @@ mod agent_tests;
 mod batch_tests;
 #[cfg(test)]
 mod policy_tests;
+#[cfg(test)]
+mod preference_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};

@@ -156,7 +156,8 @@ pub(crate) fn loss_inputs(
                 reference: gathered(&known.reference, own),
                 returns: gathered(&known.returns, own),
                 old_value: gathered(&known.values, own),
-                outcome: None,
+                outcome: (!known.labels.is_empty())
+                    .then(|| own.iter().filter_map(|m| known.labels.get(m.place).copied()).collect()),
                 given: None,
                 mismatch,
             }

@@ -18,7 +18,7 @@ settings! {
         average: bool = false,
         /// Divergence from the reference that the implicit reward follows from.
         divergence: Divergence = Divergence::ReverseKl,
-        /// Exponent α of `divergence = "alpha"`; 0.5 by default.
+        /// Exponent of the α-divergence, which alone reads it; 0.5 by default.
         alpha: Option<f64> = None,
         /// Weight of the tokens of a completion beyond the length of the shorter one of its pair.
         tail_weight: f64 = 1.0,

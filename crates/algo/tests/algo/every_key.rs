@@ -1,6 +1,6 @@
 //! The keys that have an effect on each method.
 
-use rloom_algo::{Algorithm, AlgorithmSettings, Kind, LossKind, Method, RENAMED_KEYS, Value};
+use rloom_algo::{Algorithm, AlgorithmSettings, Kind, LossKind, Method, PreferenceKind, RENAMED_KEYS, Value};
 
 /// Dotted keys with their values, in the order in which the settings have them.
 pub(crate) fn flat(settings: &AlgorithmSettings) -> Vec<(&'static str, Value)> {
@@ -61,6 +61,7 @@ fn a_key_has_one_type_in_all_kinds() {
         }
     }
     check(LossKind::ALL);
+    check(PreferenceKind::ALL);
     check(rloom_algo::AdvantageKind::ALL);
 }
 

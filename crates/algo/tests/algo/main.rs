@@ -22,6 +22,7 @@ mod messages;
 mod metrics;
 mod page_examples;
 mod pages;
+mod preferences;
 mod python;
 mod refusals;
 mod segments;

@@ -193,13 +193,20 @@ fn the_mean_of_equal_steps_is_the_step() {
     );
     let named = m.named();
     let values: Vec<f64> = named.iter().map(|(_, value)| *value).collect();
-    assert_eq!(values.len(), 19);
+    assert_eq!(values.len(), 26);
     for (name, value) in [
         (metric::COV_PICKED_RATIO, 11.0),
         (metric::CORRECTION_WEIGHT_MEAN, 16.0),
         (metric::CORRECTION_ESS, 17.0),
         (metric::CORRECTION_MASKED_RATIO, 18.0),
         (metric::CORRECTION_REJECTED_RATIO, 19.0),
+        (metric::REWARDS_CHOSEN, 24.0),
+        (metric::REWARDS_REJECTED, 25.0),
+        (metric::REWARDS_MARGINS, 26.0),
+        (metric::REWARDS_ACCURACIES, 27.0),
+        (metric::REWARDS_ANCHOR, 28.0),
+        (metric::LOGPS_CHOSEN, 29.0),
+        (metric::LOGPS_REJECTED, 30.0),
         (metric::VALUE_LOSS, 20.0),
         (metric::VALUE_CLIP_RATIO, 21.0),
         (metric::VALUE_EXPLAINED_VARIANCE, 22.0),

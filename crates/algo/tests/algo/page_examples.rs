@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, iter::repeat_n, ops::Range};
 
 use rloom_algo::{
     Algorithm, AlgorithmSettings, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch, LossGrad, Method,
-    RunningMoments, StepReward, TokenScores, advantages, step_loss, value_loss,
+    PreferenceLoss, RunningMoments, StepReward, TokenScores, advantages, preference_step, step_loss,
+    value_loss,
 };
 use rloom_core::Role;
 use serde::Deserialize;
@@ -19,6 +20,8 @@ struct Example {
     value_loss: Option<f64>,
     /// Tokens selected by a loss of step scope, counted over the step.
     picked: Option<Vec<usize>>,
+    /// Anchor of a preference loss.
+    anchor: Option<f64>,
     /// Present if used.
     completion_limit: Option<u64>,
     group: Vec<Group>,
@@ -135,6 +138,7 @@ fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<
             components,
             values,
             last_value: e.last_value.map(|v| v as f32),
+            round_values: &[],
             steps,
             prm_logprob: prm,
             prm_reference_logprob: prm_reference,
@@ -184,12 +188,15 @@ fn run_losses(
     let given = |get| Some(flat_f32(example, get)).filter(|xs| !xs.is_empty());
     let (old, behavior) = (given(|e| &e.old), given(|e| &e.behavior));
     let (reference, old_value) = (given(|e| &e.reference), given(|e| &e.values));
+    let label = |e: &Episode| e.reward.unwrap_or_default() as f32;
+    let outcome: Vec<f32> = example.group.iter().flat_map(|g| &g.episode).map(label).collect();
     let batch = LossBatch {
         rows: &rows,
         advantage: algorithm.advantage.map(|_| advantage),
         old_logprob: old.as_deref(),
         behavior_logprob: behavior.as_deref(),
         reference_logprob: reference.as_deref(),
+        outcome: algorithm.preference.map(|_| &outcome[..]),
         returns: algorithm.critic.map(|_| returns),
         old_value: old_value.as_deref(),
         ..LossBatch::default()
@@ -200,6 +207,11 @@ fn run_losses(
         entropy: repeat_n(0.0, end).collect(),
         ..TokenScores::default()
     };
+    if let Some(preference) = algorithm.preference {
+        let loss = PreferenceLoss { preference, anchor: example.anchor.unwrap_or_default() };
+        let mut grads = preference_step(&loss, &[batch], &[scores], &counts).expect(name);
+        return (grads.remove(0), counts, None);
+    }
     let mut grads = step_loss(&algorithm.loss, &[batch], &[scores], &counts, &|token| token).expect(name);
     let critic = algorithm.critic.map(|critic| {
         let value = flat_f32(example, |e| &e.value);
@@ -239,6 +251,7 @@ fn examples_run() {
 struct Golden {
     settings: AlgorithmSettings,
     completion_limit: u64,
+    anchor: Option<f64>,
     groups: Vec<Vec<Episode>>,
     baseline: Option<Vec<f64>>,
     expect: Expect,
@@ -290,7 +303,15 @@ impl Golden {
                 episode: episodes.into_iter().map(&mut with_results).collect(),
             })
             .collect();
-        Example { loss, value_loss, picked, completion_limit: limit.map(|_| self.completion_limit), group }
+        let anchor = self.anchor;
+        Example {
+            loss,
+            value_loss,
+            picked,
+            anchor,
+            completion_limit: limit.map(|_| self.completion_limit),
+            group,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{fmt::Write as _, fs, path::PathBuf, sync::Mutex};
 
-use rloom_algo::{Algorithm, AlgorithmSettings, Method};
+use rloom_algo::{Algorithm, AlgorithmSettings, DataKind, Method};
 
 use crate::every_key::flat;
 
@@ -96,11 +96,14 @@ fn index_row(method: Method) -> String {
     let settings = algorithm.to_settings();
     let advantage =
         settings.advantage.and_then(|a| a.kind).map_or("none".to_owned(), |a| format!("`{}`", a.name()));
-    let loss =
-        settings.loss.and_then(|l| l.kind).map_or("likelihood".to_owned(), |l| format!("`{}`", l.name()));
-    let over = match settings.loss_aggregation {
-        Some(aggregation) => format!("`{}`", aggregation.name()),
-        None => "sequences".to_owned(),
+    let of_preference = settings.preference.and_then(|p| p.kind).map(|p| p.name());
+    let loss = settings.loss.and_then(|l| l.kind).map(|l| l.name()).or(of_preference);
+    let loss = loss.map_or("likelihood".to_owned(), |name| format!("`{name}`"));
+    let over = match (settings.loss_aggregation, algorithm.preference.map(|loss| loss.data())) {
+        (Some(aggregation), _) => format!("`{}`", aggregation.name()),
+        (None, Some(DataKind::Pairs)) => "pairs".to_owned(),
+        (None, Some(_)) => "completions".to_owned(),
+        (None, None) => "sequences".to_owned(),
     };
     let summary = method.info().summary;
     format!("| [{method}]({method}.md) | {summary} | {advantage} | {loss} | {over} |")

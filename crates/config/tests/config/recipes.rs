@@ -41,6 +41,7 @@ fn recipes_are_valid_and_round_trip() {
         "guess.toml",
         "judge-model.toml",
         "judge.toml",
+        "lora.toml",
         "mixed-domains.toml",
         "tic-tac-toe.toml",
         "self-play-kuhn-poker.toml",

@@ -2,6 +2,7 @@ use rloom_core::{Demonstration, SettingProblem, ValueRange};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::graded::{GradedRows, wrong_value};
 use super::power_law::PowerLaw;
 use super::{
     EVAL_SIZE, GeneratedTask, Operation, SplitShares, check_sizes, fixed_key, sampled_len, scratchpad,
@@ -86,6 +87,8 @@ pub struct ArithmeticSettings {
     pub digits: Digits,
     /// Form of the demonstrations.
     pub style: Style,
+    /// Form of the rows that stages without sampling learn from.
+    pub rows: GradedRows,
     /// Fraction of the demonstrations that are `worked` or call the tool, between 0 and 1; only with `style = "mixed"` or
     /// `"calls"`. Default: 0.25.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +118,7 @@ impl Default for ArithmeticSettings {
             max_digits: 2,
             digits: Digits::Uniform,
             style: Style::Plain,
+            rows: GradedRows::Demonstrations,
             worked_share: None,
             digit_order: DigitOrder::Normal,
             held_out: HeldOut::Operands,
@@ -284,10 +288,11 @@ impl Arithmetic {
             Operation::Subtract => left - right,
             Operation::Multiply | Operation::Divide => left * right,
         };
-        let answer = match self.settings.digit_order {
+        let written = |value: i64| match self.settings.digit_order {
             DigitOrder::Normal => value.to_string(),
             DigitOrder::Reversed => reversed(value),
         };
+        let answer = written(value);
         let worked = match self.settings.style {
             Style::Plain => false,
             Style::Worked => true,
@@ -303,6 +308,8 @@ impl Arithmetic {
         } else {
             answer.clone().into()
         };
+        let demonstration =
+            self.settings.rows.row(position, demonstration, || written(wrong_value(value, position)));
         Ok(GeneratedTask { prompt: format!("{a}{sign}{b}="), answer, demonstration, tests: None })
     }
 }

@@ -6,6 +6,7 @@
 mod arithmetic;
 mod countdown;
 pub(crate) mod games;
+mod graded;
 mod guess;
 mod power_law;
 mod programs;
@@ -20,9 +21,10 @@ use serde_json::Value;
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
 pub use games::{
-    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Seat,
-    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Notation,
+    Seat, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
+pub use graded::GradedRows;
 pub use guess::GuessSettings;
 pub use programs::ProgramsSettings;
 pub use sorting::SortingSettings;

@@ -14,7 +14,7 @@ pub use candidates::{CandidateError, CandidateIds};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use lora::{LoraModule, LoraSettings};
-pub use pack::{PackError, PackedBatch, pack, pack_unshared};
+pub use pack::{PackError, PackedBatch, pack, pack_groups, pack_unshared};
 pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
 pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};

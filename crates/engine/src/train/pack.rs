@@ -130,7 +130,8 @@ impl PackedBatch {
 
     /// Adds a family whose first `prompt` tokens are stored once, or a single sequence.
     fn push_family(&mut self, family: &[&Trajectory], prompt: usize) {
-        let parent = (family.len() > 1).then(|| self.push_segment(&family[0].tokens[..prompt], None));
+        let parent =
+            (family.len() > 1 && prompt > 0).then(|| self.push_segment(&family[0].tokens[..prompt], None));
         let shared = if parent.is_some() { prompt } else { 0 };
         for trajectory in family {
             let (base, first_row) = (self.tokens.len(), self.rows.len());
@@ -189,6 +190,25 @@ pub fn pack_unshared<'a>(
     let all = checked(trajectories)?;
     let alone: Vec<Family<'_>> = all.chunks(1).map(|members| Family { members, prompt: 0 }).collect();
     Ok(fill(&alone, budget))
+}
+
+/// Packs as [`pack`] does, with the trajectories of each ticket in one micro-batch, which they may exceed. Their prompt is
+/// stored once if `share_prompts` is true and all of them begin with it.
+///
+/// # Errors
+///
+/// As for `pack`.
+pub fn pack_groups<'a>(
+    trajectories: impl IntoIterator<Item = &'a Trajectory>,
+    budget: usize,
+    share_prompts: bool,
+) -> Result<Vec<PackedBatch>, PackError> {
+    let all = checked(trajectories)?;
+    let groups = all.chunk_by(|a, b| a.key.ticket == b.key.ticket).map(|members| {
+        let shares = share_prompts && members.windows(2).all(|pair| share_prompt(pair[0], pair[1]));
+        Family { members, prompt: if shares { leading_prompt(members[0]).len() } else { 0 } }
+    });
+    Ok(fill(&groups.collect::<Vec<_>>(), budget))
 }
 
 /// Neighbours that begin with the same `prompt` tokens, or a single sequence.
@@ -382,6 +402,25 @@ mod tests {
                         .collect();
                     begins.dedup();
                     prop_assert_eq!(begins.len(), 1);
+                }
+            }
+        }
+
+        /// The trajectories of a ticket are in one micro-batch for any budget.
+        #[test]
+        fn groups_stay_together(
+            shapes in prop::collection::vec((prop::bool::weighted(0.3), 1usize..4, 1usize..9), 1..20),
+            budget in 1usize..80,
+            share in any::<bool>(),
+        ) {
+            let all = group(&shapes);
+            let batches = pack_groups(&all, budget, share).unwrap();
+            check_whole(&batches, &all)?;
+            for (i, b) in batches.iter().enumerate() {
+                prop_assert!(share || b.parents.iter().all(Option::is_none));
+                let tickets = |b: &PackedBatch| b.keys.iter().map(|key| key.ticket).collect::<Vec<_>>();
+                for other in &batches[..i] {
+                    prop_assert!(!tickets(other).iter().any(|ticket| tickets(b).contains(ticket)));
                 }
             }
         }

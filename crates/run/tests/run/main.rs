@@ -17,6 +17,7 @@ mod methods;
 mod not_finite;
 mod other_engines;
 mod policies;
+mod preferences;
 mod python_methods;
 mod recipe;
 mod recorded_rollouts;

@@ -37,6 +37,8 @@ pub(super) const REFUSED: &[Mistake] = &[
         &[&["/schedule.max_staleness=1", "ratio_to=old", "proximal=log_linear"], &["/schedule.max_staleness=1", "ratio_to=behavior"]]),
     mistake("Refusal::NothingToInterpolate", &["proximal=log_linear"], "proximal = \"sampler\", or schedule.max_staleness of at least 1",
         &[&["proximal=sampler"], &["proximal=log_linear", "/schedule.max_staleness=1"]]),
+    mistake("Refusal::OtherPreference", &["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference=ipo"], "leave `kind` out, and choose the loss by the stage's `method`",
+        &[&["/stage.warmup.method=ipo"]]),
     mistake("Refusal::WeightsAreOne", &["proximal=sampler", "correction.level=token"], "proximal = \"recompute\"", &[&["proximal=recompute", "correction.level=token"]]),
     mistake("Refusal::SamplerIsOlder", &["/schedule.max_staleness=1", "proximal=sampler", "correction.level=none"],
         "proximal = \"recompute\" or \"log_linear\"; or ratio_to = \"behavior\", which bounds the distance from the sampler",
@@ -108,6 +110,14 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of vespo.lambda_positive", &["loss={kind='vespo',lambda_positive=0}"], "k = 2, λ = 3 for A >= 0 and k = 3, λ = 2 for A < 0 are usual", &[&["loss={kind='vespo',lambda_positive=3}"]]),
     mistake("range of vespo.k_negative", &["loss={kind='vespo',k_negative=-1}"], "k = 2, λ = 3 for A >= 0 and k = 3, λ = 2 for A < 0 are usual", &[&["loss={kind='vespo',k_negative=3}"]]),
     mistake("range of vespo.lambda_negative", &["loss={kind='vespo',lambda_negative=0}"], "k = 2, λ = 3 for A >= 0 and k = 3, λ = 2 for A < 0 are usual", &[&["loss={kind='vespo',lambda_negative=2}"]]),
+    mistake("range of kernel.beta", &["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference.beta=0"], "0.1 is usual", &[&["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference.beta=0.1"]]),
+    mistake("range of dpo.tail_weight", &["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference.tail_weight=2"], "1 for none", &[&["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference.tail_weight=1"]]),
+    mistake("range of dpo.alpha", &["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference={divergence='alpha',alpha=1}"], "0.5 is usual", &[&["/stage.warmup.method=dpo", "/stage.warmup.algorithm.preference={divergence='alpha',alpha=0.5}"]]),
+    mistake("range of robust.label_smoothing", &["/stage.warmup.method=cdpo", "/stage.warmup.algorithm.preference.label_smoothing=0.5"], "0.1 is usual", &[&["/stage.warmup.method=cdpo", "/stage.warmup.algorithm.preference.label_smoothing=0.1"]]),
+    mistake("range of exo.label_smoothing", &["/stage.warmup.method=exo", "/stage.warmup.algorithm.preference.label_smoothing=0"], "0.001 is usual", &[&["/stage.warmup.method=exo", "/stage.warmup.algorithm.preference.label_smoothing=0.001"]]),
+    mistake("range of cpo.nll_weight", &["/stage.warmup.method=cpo", "/stage.warmup.algorithm.preference.nll_weight=-1"], "1 is usual", &[&["/stage.warmup.method=cpo", "/stage.warmup.algorithm.preference.nll_weight=1"]]),
+    mistake("range of simpo.gamma", &["/stage.warmup.method=simpo", "/stage.warmup.algorithm.preference.gamma=-1"], "half of beta is usual", &[&["/stage.warmup.method=simpo", "/stage.warmup.algorithm.preference.gamma=1"]]),
+    mistake("range of discopop.temperature", &["/stage.warmup.method=discopop", "/stage.warmup.algorithm.preference.temperature=0"], "0.05 is usual", &[&["/stage.warmup.method=discopop", "/stage.warmup.algorithm.preference.temperature=0.05"]]),
 ];
 
 #[test]

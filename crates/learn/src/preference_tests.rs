@@ -1,0 +1,106 @@
+//! Preferences on engines whose scores are plain functions of the token id.
+
+use rloom_algo::{AlgorithmState, Method};
+use rloom_core::{Episode, Group, PREFERENCE, RewardComponent, Role, StopReason, Ticket};
+use rloom_engine::TrainError;
+
+use crate::batch_tests::{assert_close, episode, group, models, plain, train_from};
+
+/// A completion of a prompt of one token.
+fn completion(ticket: u64, sample: u32, tokens: &[u32], label: f64) -> Episode {
+    let mut made = episode(Role::Train, &[tokens], label, StopReason::StopToken);
+    made.rewards.components = vec![RewardComponent::new(PREFERENCE, 1.0, Some(label))];
+    for segment in &mut made.segments {
+        segment.key.ticket = Ticket(ticket);
+        segment.key.sample = sample;
+        segment.versions.clear();
+    }
+    made
+}
+
+fn pair(ticket: u64, chosen: &[u32], rejected: &[u32]) -> Group {
+    let episodes = vec![completion(ticket, 0, chosen, 1.0), completion(ticket, 1, rejected, 0.0)];
+    Group { ticket: Ticket(ticket), ..group(episodes) }
+}
+
+fn label(ticket: u64, tokens: &[u32], label: f64) -> Group {
+    Group { ticket: Ticket(ticket), ..group(vec![completion(ticket, 0, tokens, label)]) }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The policy is above the reference by 0.25 per token. Micro-batches hold 4 tokens, so that every pair exceeds them.
+#[test]
+fn pairs_stay_together() {
+    let mut models = models(plain);
+    let groups = [pair(0, &[1, 2, 3], &[4]), pair(1, &[5], &[6, 7])];
+    let report = train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models, &groups).unwrap();
+    let (keys, by_token) = &models.policy.accumulated[0];
+    assert_eq!(keys.len(), 4);
+    let slope = |margin: f64| 0.1 * sigmoid(-0.1 * margin) / 2.0;
+    for (tokens, wanted) in
+        [(&[1, 2, 3][..], -slope(0.5)), (&[4], slope(0.5)), (&[5], -slope(-0.25)), (&[6, 7], slope(-0.25))]
+    {
+        tokens.iter().for_each(|token| assert_close(by_token[token].0, wanted, "pair"));
+    }
+    assert_close(report.metrics["rewards/margins"] as f32, 0.1 * 0.125, "margins");
+    assert_eq!(report.metrics["rewards/accuracies"], 0.5);
+    assert!(report.advantages.is_empty());
+}
+
+/// Each prompt is scored with the completion before it, so that z is the mean number of tokens times 0.25.
+#[test]
+fn kto_compares_with_completions_of_other_prompts() {
+    let groups = [label(0, &[1, 2, 3], 1.0), label(1, &[4], 0.0), label(2, &[5, 6], 1.0)];
+    let of = |json: &str| {
+        let mut models = models(plain);
+        let report = train_from(AlgorithmState::default(), Method::Kto, json, &mut models, &groups).unwrap();
+        (models.policy.accumulated.remove(0).1, report)
+    };
+    let (by_token, report) = of("{}");
+    let z = 0.25 * 2.0;
+    assert_close(report.metrics["rewards/anchor"] as f32, z, "z");
+    let slope = |d: f64| 0.1 * sigmoid(0.1 * (d - z)) * sigmoid(0.1 * (z - d)) / 3.0;
+    assert_close(by_token[&1].0, -slope(0.75), "desirable");
+    assert_close(by_token[&4].0, slope(0.25), "undesirable");
+    assert_close(by_token[&5].0, -slope(0.5), "desirable");
+    let (_, without) = of(r#"{"preference": {"anchor": false}}"#);
+    assert!(!without.metrics.contains_key("rewards/anchor"));
+    let alone = train_from(AlgorithmState::default(), Method::Kto, "{}", &mut models(plain), &groups[..1]);
+    assert!(matches!(alone, Err(TrainError::Algo(rloom_algo::AlgoError::OneCompletion))));
+}
+
+/// δ is the mean of β·d so far and part of the state.
+#[test]
+fn bco_keeps_its_running_mean() {
+    let groups = [label(0, &[1, 2, 3], 1.0), label(1, &[4], 0.0)];
+    let first =
+        train_from(AlgorithmState::default(), Method::Bco, "{}", &mut models(plain), &groups).unwrap();
+    assert_close(first.metrics["rewards/anchor"] as f32, 0.05, "mean of 0.075 and 0.025");
+    let state: AlgorithmState = serde_json::from_str(&serde_json::to_string(&first.state).unwrap()).unwrap();
+    assert_eq!(state, first.state);
+    let mut models = models(plain);
+    let second =
+        train_from(state, Method::Bco, "{}", &mut models, &[label(2, &[5, 6], 1.0), label(3, &[7], 0.0)]);
+    let delta = (0.075 + 0.025 + 0.05 + 0.025) / 4.0;
+    assert_close(second.unwrap().metrics["rewards/anchor"] as f32, delta, "mean of four");
+    let slope = -0.1 * sigmoid(delta - 0.05) / 2.0;
+    assert_close(models.policy.accumulated[0].1[&5].0, slope, "desirable");
+}
+
+#[test]
+fn groups_without_a_label_are_refused() {
+    let mut unlabelled = pair(0, &[1], &[2]);
+    unlabelled.episodes[1].rewards.components.clear();
+    let result = train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models(plain), &[unlabelled]);
+    assert!(result.unwrap_err().to_string().contains("outcome"));
+    let swapped = {
+        let mut swapped = pair(0, &[1], &[2]);
+        swapped.episodes.reverse();
+        swapped
+    };
+    let result = train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models(plain), &[swapped]);
+    assert!(result.unwrap_err().to_string().contains("alternate"));
+}

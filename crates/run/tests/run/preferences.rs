@@ -1,0 +1,127 @@
+//! Stages that learn from preferences: they resume to the same bytes, and learn what they are told.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rloom_config::Config;
+use rloom_run::{ResumeOptions, StopFlag};
+use rloom_telemetry::{Event, EventLine, Observer, read_events};
+
+use crate::learning::{SIGNIFICANT, config, z};
+
+const DPO: &str = include_str!("../../../../recipes/dpo.toml");
+const KTO: &str = include_str!("../../../../recipes/kto.toml");
+
+/// A tiny form of a recipe with another method.
+fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
+    let prefix = format!("stage.{stage}");
+    let mut overrides: Vec<String> =
+        ["warmup.steps=1", "warmup.groups_per_batch=4"].map(|own| format!("stage.{own}")).into();
+    overrides.extend(
+        ["model.new.layers=1", "model.new.hidden_size=32", "eval.tasks=1", "run.checkpoint_every=1"]
+            .map(str::to_owned),
+    );
+    overrides.extend(
+        ["steps=3", "groups_per_batch=4", "trainer.micro_batch_tokens=64"]
+            .map(|own| format!("{prefix}.{own}")),
+    );
+    overrides.push(format!("{prefix}.method={method}"));
+    overrides.push(format!("{prefix}.algorithm={{}}"));
+    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    config(recipe, directory, &overrides)
+}
+
+/// Metrics of each step of a stage.
+fn steps(config: &Config, stage: &str) -> Vec<BTreeMap<String, f64>> {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let of_step = |line: EventLine| match line.event {
+        Event::Step { metrics } if line.stage == stage => Some(metrics),
+        _ => None,
+    };
+    lines.into_iter().filter_map(of_step).collect()
+}
+
+struct StopEarly(&'static str, StopFlag);
+
+impl Observer for StopEarly {
+    fn observe(&mut self, line: &EventLine) {
+        if line.stage == self.0 && matches!(line.event, Event::Step { .. }) && !self.1.after_this_step() {
+            self.1.request();
+        }
+    }
+}
+
+fn weights(config: &Config, stage: &str) -> Vec<u8> {
+    let last = config.run_directory().join(format!("checkpoints/{stage}-step-000003"));
+    let files = ["model.safetensors", "trainer/optimizer.safetensors"];
+    files.map(|file| std::fs::read(last.join(file)).unwrap()).concat()
+}
+
+/// Pairs, labels, both anchors and a loss over the step.
+#[test]
+fn stages_resume_to_the_same_bytes() {
+    for (recipe, stage, method) in [
+        (DPO, "dpo", "dpo"),
+        (DPO, "dpo", "orpo"),
+        (DPO, "dpo", "aot"),
+        (KTO, "kto", "kto"),
+        (KTO, "kto", "bco"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let whole = tiny(&directory.path().join("whole"), recipe, stage, method);
+        rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
+        let broken = tiny(&directory.path().join("broken"), recipe, stage, method);
+        let stop = StopFlag::default();
+        assert!(rloom_run::train(&broken, &mut StopEarly(stage, stop.clone()), &stop).unwrap().interrupted);
+        let options = ResumeOptions::default();
+        rloom_run::resume(&broken.run_directory(), &broken, options, &mut (), &StopFlag::default()).unwrap();
+        assert!(weights(&whole, stage) == weights(&broken, stage), "{method}: other weights after a resume");
+        let (steps, again) = (steps(&whole, stage), steps(&broken, stage));
+        assert_eq!(steps.len(), 3, "{method}");
+        for (step, again) in steps.iter().zip(&again) {
+            for name in ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen"] {
+                assert_eq!(step[name].to_bits(), again[name].to_bits(), "{method}: {name}");
+            }
+        }
+        let first = match method {
+            "dpo" | "aot" | "bco" => Some(std::f64::consts::LN_2),
+            "kto" => Some(0.5),
+            _ => None,
+        };
+        if let Some(value) = first {
+            assert!((steps[0]["loss"] - value).abs() < 1e-6, "{method}: {}", steps[0]["loss"]);
+        }
+        if method == "bco" {
+            assert!(steps[2]["rewards/anchor"] != steps[1]["rewards/anchor"], "the mean runs on");
+        }
+    }
+}
+
+/// Held-out accuracy before and after a stage, and the number of tasks.
+fn accuracies(config: &Config, stage: &str) -> (f64, f64, f64) {
+    rloom_run::train(config, &mut (), &StopFlag::default()).unwrap();
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let of_evaluation = |line: &EventLine| match &line.event {
+        Event::Evaluation { metrics, tasks, .. } if line.stage == stage => {
+            Some((metrics["eval/accuracy"], *tasks as f64))
+        }
+        _ => None,
+    };
+    let found: Vec<(f64, f64)> = lines.iter().filter_map(of_evaluation).collect();
+    (found[0].0, found[found.len() - 1].0, found[0].1)
+}
+
+/// The recipe in a short form; with the pairs turned round, accuracy falls instead.
+#[test]
+fn preferences_are_learned() {
+    let directory = tempfile::tempdir().unwrap();
+    let short =
+        ["stage.warmup.steps=300", "stage.warmup.eval_every=0", "stage.dpo.steps=40", "eval.every=40"];
+    let right = config(DPO, directory.path(), &[&short[..], &["run.name=right"]].concat());
+    let (before, after, n) = accuracies(&right, "dpo");
+    assert!(z(before, after, n) > SIGNIFICANT, "{before} → {after} on {n} tasks");
+    let last = &steps(&right, "dpo")[39];
+    assert!(last["rewards/accuracies"] > 0.9 && last["rewards/margins"] > 0.0, "{last:?}");
+}
