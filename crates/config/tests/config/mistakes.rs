@@ -303,7 +303,7 @@ fn credit_of_several_agents() {
     let judged = |component: &str| format!("[reward]\ncomponents = [{component}]\n");
     let critic = "{ model = \"m\", url = \"http://localhost/v1\" }";
     let critics = judged(&format!(
-        "{{ kind = \"critics\", explorer = {critic}, exploiter = {critic}, assessor = {critic} }}"
+        "{{ kind = \"exact\" }}, {{ kind = \"critics\", explorer = {critic}, exploiter = {critic}, assessor = {critic} }}"
     ));
     let diversity = judged("{ kind = \"exact\" }, { kind = \"diversity\" }");
     for valid in [
@@ -314,22 +314,32 @@ fn credit_of_several_agents() {
         let (codes, text) = errors_of(&valid, &[]);
         assert!(codes.is_empty(), "{text}");
     }
-    compare(
-        "credit",
-        &[
-            (&stage("", CROSS), &[Code::Conflict]),
-            (&stage(&debate(2, 2), "advantage = \"counterfactual\""), &[Code::Conflict]),
-            (&stage(&debate(1, 5), CROSS), &[Code::Conflict]),
-            (&format!("{diversity}{}", stage(&debate(1, 2), CROSS)), &[Code::Conflict]),
-            (&stage("", "advantage = \"joint_gae\""), &[Code::Conflict]),
-            (
-                &stage(&debate(2, 2), "advantage = \"joint_gae\"\ncritic.backbone = \"shared\""),
-                &[Code::Unread],
-            ),
-            (&stage(&debate(1, 2), &CROSS.replace(" }", ", gamma = 0.5 }")), &[Code::Unread]),
-            (&critics, &[Code::Conflict]),
-        ],
-    );
+    for (text, code, message) in [
+        (stage("", CROSS), Code::Conflict, "each agent must take a single turn"),
+        (
+            stage(&debate(2, 2), "advantage = \"counterfactual\""),
+            Code::Conflict,
+            "as in a debate with `rounds = 1`",
+        ),
+        (stage(&debate(1, 5), CROSS), Code::Conflict, "more than 4096 combinations"),
+        (
+            format!("{diversity}{}", stage(&debate(1, 2), CROSS)),
+            Code::Conflict,
+            "judges whole groups or single agents",
+        ),
+        (stage("", "advantage = \"joint_gae\""), Code::Conflict, "what several agents know together"),
+        (
+            stage(&debate(2, 2), "advantage = \"joint_gae\"\ncritic.backbone = \"shared\""),
+            Code::Unread,
+            "the critic reads the texts of all agents",
+        ),
+        (stage(&debate(1, 2), &CROSS.replace(" }", ", gamma = 0.5 }")), Code::Unread, "gamma"),
+        (critics, Code::Conflict, "gives agents rewards, and the environment has a single one"),
+    ] {
+        let (codes, found) = errors_of(&text, &[]);
+        assert_eq!(codes, [code], "{text}\n{found}");
+        assert!(found.contains(message), "{text}\n{found}");
+    }
 }
 
 #[test]
