@@ -69,20 +69,24 @@ impl FromStr for Method {
     }
 }
 
-/// Insertions, deletions and substitutions between two short ASCII names.
+/// Insertions, deletions, substitutions and exchanges of neighbours between two short ASCII names.
 fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<u8> = b.bytes().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    // Distances of the prefixes of `a`, the latest last, to all prefixes of `b`.
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let substituted = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = substituted.min(row[j - 1] + 1).min(rows[i - 1][j] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
         }
+        rows.push(row);
     }
-    row[b.len()]
+    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]

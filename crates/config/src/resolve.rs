@@ -112,7 +112,7 @@ impl Config {
 /// Keys of `[eval.rollout]` that evaluation reads in a stage that samples, whose rollout engine it shares.
 pub(crate) const EVAL_ROLLOUT_READ: [&str; 1] = ["timeout_seconds"];
 /// Keys of `[eval.data]` that describe the training tasks.
-pub(crate) const EVAL_DATA_UNREAD: [&str; 3] = ["size", "demonstration_share", "worked_share"];
+pub(crate) const EVAL_DATA_UNREAD: [&str; 4] = ["size", "rows", "demonstration_share", "worked_share"];
 
 /// True if the held-out tasks are among the rows that `limit` bounds.
 pub(crate) fn reads_limit(data: &DataSettings) -> bool {

@@ -118,6 +118,7 @@ fn keys_of_the_training_tasks_are_refused() {
         ("max_digits", "3", true),
         ("digits", "'power_law'", true),
         ("style", "'worked'", true),
+        ("rows", "'labels'", false),
         ("worked_share", "0.3", false),
         ("digit_order", "'reversed'", true),
         ("held_out", "'pairs'", true),

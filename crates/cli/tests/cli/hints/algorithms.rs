@@ -2,6 +2,7 @@
 
 use super::settings::{Mistake, follow, mistake};
 
+const DEBATE: &str = "/environment={kind='debate',agents={debater={count=2,revise='{others}'}}}";
 const LEARNING_ON_STEPS: &str = "/data.generator=guess";
 
 #[rustfmt::skip] // a table
@@ -78,6 +79,7 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of critic.coef", &["advantage=gae", "critic={backbone='shared',coef=0}"], "0.1 is usual", &[&["advantage=gae", "critic={backbone='shared',coef=0.1}"]]),
     mistake("range of prm.learning_rate_scale", &["advantage=prime", "prm.learning_rate_scale=0"], "2 is usual", &[&["advantage=prime", "prm.learning_rate_scale=2"]]),
     mistake("range of gae.lambda", &["advantage={kind='gae',lambda=2}"], "0.95 is usual", &[&["advantage={kind='gae',lambda=0.95}"]]),
+    mistake("range of joint_gae.lambda", &[DEBATE, "advantage={kind='joint_gae',lambda=2}"], "0.95 is usual", &[&[DEBATE, "advantage={kind='joint_gae',lambda=0.95}"]]),
     mistake("range of marti.alpha", &["advantage={kind='marti',alpha=-1}"], "0.5 is usual", &[&["advantage={kind='marti',alpha=0.5}"]]),
     mistake("range of marti.beta", &["advantage={kind='marti',beta=-1}"], "0.5 adds half of the last reward", &[&["advantage={kind='marti',beta=0.5}"]]),
     mistake("range of role_baseline.decay", &["advantage={kind='role_baseline',decay=1}"], "0.95 is usual", &[&["advantage={kind='role_baseline',decay=0.95}"]]),
