@@ -78,6 +78,8 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of critic.coef", &["advantage=gae", "critic={backbone='shared',coef=0}"], "0.1 is usual", &[&["advantage=gae", "critic={backbone='shared',coef=0.1}"]]),
     mistake("range of prm.learning_rate_scale", &["advantage=prime", "prm.learning_rate_scale=0"], "2 is usual", &[&["advantage=prime", "prm.learning_rate_scale=2"]]),
     mistake("range of gae.lambda", &["advantage={kind='gae',lambda=2}"], "0.95 is usual", &[&["advantage={kind='gae',lambda=0.95}"]]),
+    mistake("range of joint_gae.lambda", &["advantage={kind='joint_gae',lambda=2}"], "0.95 is usual",
+        &[&["advantage={kind='joint_gae',lambda=0.95}", "/stage.rl.environment={kind='debate',agents={a={count=2,revise='{others}'}}}"]]),
     mistake("range of marti.alpha", &["advantage={kind='marti',alpha=-1}"], "0.5 is usual", &[&["advantage={kind='marti',alpha=0.5}"]]),
     mistake("range of marti.beta", &["advantage={kind='marti',beta=-1}"], "0.5 adds half of the last reward", &[&["advantage={kind='marti',beta=0.5}"]]),
     mistake("range of role_baseline.decay", &["advantage={kind='role_baseline',decay=1}"], "0.95 is usual", &[&["advantage={kind='role_baseline',decay=0.95}"]]),
