@@ -8,7 +8,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import rloom
-from agents import Agent, MaxTurnsExceeded, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 
 # Episodes at a time; a session waits for the engine most of the time.
@@ -30,7 +38,8 @@ def play(lease):
             agent = Agent(name="calculator", tools=[calculator], model=OpenAIResponsesModel("policy", client))
             try:
                 given = Runner.run_sync(agent, s.task["prompt"], max_turns=3).final_output
-            except MaxTurnsExceeded:
+            except (MaxTurnsExceeded, ModelBehaviorError):
+                # Too many calls, an answer that is cut off, or a tool that does not exist.
                 given = ""
             s.reward(1.0 if given.rpartition("####")[2].strip() == s.task["answer"] else 0.0)
 

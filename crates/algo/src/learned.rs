@@ -13,6 +13,8 @@ pub struct CriticSpec {
     pub value: ValueLoss,
     /// Batches at the start that train the critic alone.
     pub warmup_batches: u64,
+    /// It values what several agents know together, before each round.
+    pub is_joint: bool,
 }
 
 impl CriticSpec {

@@ -525,7 +525,7 @@ Examples:
   rloom bench decode --shape path/to/model --threads 1 --json
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
-for the forward pass, twice for the backward pass, without recomputation. The limits of the machine
+for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
 are measured first, with the same number of threads.")]
 pub(crate) struct Bench {
     /// Workloads to measure [default: all].
@@ -537,6 +537,9 @@ pub(crate) struct Bench {
     /// Format of matrix products.
     #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32")]
     pub(crate) dtype: Format,
+    /// Train a LoRA adapter of this rank on all linear layers instead of the weights.
+    #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) lora: Option<u16>,
     /// Number of compute threads; 0 for one per core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: u16,

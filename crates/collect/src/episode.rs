@@ -440,7 +440,8 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
         let (rewards, reward_time) = self
             .judging(key, move |current| {
                 let texts = judge.texts(&own, joint.as_deref())?;
-                let rewards = judge.scorer.score(&judge.judged(&own, &texts), current)?;
+                let mut rewards = judge.scorer.score(&judge.judged(&own, &texts), current)?;
+                judge.credit_agents(&own, &texts, &mut rewards, current)?;
                 let of_turns = segments_of(&turns, &specs, &own);
                 let of_turns = turns.iter().zip(of_turns).map(|(turn, segment)| {
                     let texts = judge.texts(segment, Some(&turn.text))?;
@@ -456,6 +457,7 @@ impl<E: RolloutEngine + 'static> EpisodeRunner<E> {
                 (self.settings.scorer.timed_out(&current, key, timeout)?, Vec::new())
             }
         };
+        let agents = if agents.is_empty() { std::mem::take(&mut rewards.agents) } else { agents };
         rewards = Rewards { agents, answer, metrics, ..rewards };
         if !of_turns.is_empty() {
             credit(&judged, &of_turns, self.settings.world.agents(), &mut segments, &mut rewards);

@@ -7,6 +7,7 @@
 //! prompts of a run before it starts.
 
 mod agent_policies;
+mod agent_texts;
 mod bounded;
 mod completion;
 mod concurrency;

@@ -85,12 +85,16 @@ pub struct Span {
     /// Step reward of the turn. Only policy spans have one, and only if the environment gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<StepReward>,
+    /// Round of the episode in which the turn was taken, in an episode of several agents: turns of one round do not depend on
+    /// each other. Only policy spans have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
 }
 
 impl Span {
     /// A span at temperature 1 without a step reward.
     pub fn new(author: Author, range: Range<usize>) -> Self {
-        Self { author, range, temperature: 1.0, step: None }
+        Self { author, range, temperature: 1.0, step: None, round: None }
     }
 
     /// The same span at another temperature.

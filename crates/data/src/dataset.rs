@@ -116,10 +116,11 @@ impl Dataset {
             return Self::mixed(sources, (split, kind), seed, hub);
         }
         let dataset = Self::generated(settings, split, seed)?;
-        let generator = settings.source.name();
-        match dataset.get(0)?.demonstration.as_ref().map(RowKind::of_demonstration) {
-            Some(found) if kind.is_offline() && found != kind => {
-                Err(DataError::GeneratorKind { generator, wanted: kind, found })
+        // A task that cannot be generated is an error once it is read.
+        let first = dataset.get(0).ok().filter(|_| kind.is_offline());
+        match first.and_then(|task| task.demonstration.as_ref().map(RowKind::of_demonstration)) {
+            Some(found) if found != kind => {
+                Err(DataError::GeneratorKind { generator: settings.source.name(), wanted: kind, found })
             }
             _ => Ok(dataset),
         }

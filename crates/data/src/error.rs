@@ -261,7 +261,7 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A folder without data files.
-    #[error("{} has no .jsonl or .parquet files", path.display())]
+    #[error("{} has no .jsonl, .jsonl.gz, .jsonl.zst or .parquet files", path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
@@ -317,7 +317,7 @@ pub enum DataError {
     },
     /// A file of an unknown format.
     #[error("unknown format of {}", path.display())]
-    #[diagnostic(help("data files end in .jsonl or .parquet"))]
+    #[diagnostic(help("data files end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet"))]
     UnknownFormat {
         /// The file.
         path: PathBuf,

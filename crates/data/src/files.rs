@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::jsonl::Compression;
 use crate::paths::FORMATS;
 use crate::record::FieldMapping;
 use crate::rows::{NamedFields, Rows};
@@ -25,7 +26,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileSettings {
-    /// Data files (`.jsonl`, `.parquet`), folders whose data files are read in the order of their names, or splits of data
+    /// Data files (`.jsonl`, also compressed as `.jsonl.gz` or `.jsonl.zst`, and `.parquet`), folders whose data files are read in the order of their names, or splits of data
     /// sets on the hub: `hf:organisation/name[/subset][:split][@revision]`. One path or a list of paths.
     pub path: Paths,
     /// Data files, folders or data sets on the hub that contain the held-out split.
@@ -78,18 +79,18 @@ pub struct FileSettings {
     /// Field with the labels of the steps: a list, true for a correct step. Found as `labels`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_labels_field: Option<String>,
-    /// Text after each step.
-    #[serde(default = "default_step_separator")]
-    pub step_separator: String,
+    /// Text after each step. Default: a line break.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_separator: Option<String>,
     /// Tokens that carry loss in supervised stages. Default: `completion`, and `all` for rows that are learned as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_on: Option<LossOn>,
     /// Maximum number of tokens of a row in stages that learn from rows. Default: the context of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// Treatment of rows with more tokens, in stages that learn from rows.
-    #[serde(default)]
-    pub too_long: TooLong,
+    /// Treatment of rows with more tokens, in stages that learn from rows. Default: `error`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub too_long: Option<TooLong>,
     /// Field with the domain of a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain_field: Option<String>,
@@ -104,10 +105,6 @@ pub struct FileSettings {
 
 fn default_domain() -> String {
     "default".into()
-}
-
-fn default_step_separator() -> String {
-    "\n".into()
 }
 
 fn default_marker() -> String {
@@ -134,10 +131,10 @@ impl FileSettings {
             label_field: None,
             steps_field: None,
             step_labels_field: None,
-            step_separator: default_step_separator(),
+            step_separator: None,
             loss_on: None,
             max_tokens: None,
-            too_long: TooLong::default(),
+            too_long: None,
             domain_field: None,
             domain: default_domain(),
             answer_marker: default_marker(),
@@ -221,7 +218,7 @@ impl FileSettings {
         let usual = if are_texts { LossOn::All } else { LossOn::Completion };
         RowRules {
             loss_on: self.loss_on.unwrap_or(usual),
-            too_long: self.too_long,
+            too_long: self.too_long.unwrap_or_default(),
             max_tokens: self.max_tokens,
         }
     }
@@ -319,7 +316,7 @@ pub(crate) type RowSink<'a> = dyn FnMut(Location, Map<String, Value>) -> Result<
 
 fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
     match format_of(path) {
-        Some(Format::Jsonl) => jsonl::read(path, sink),
+        Some(Format::Jsonl(compression)) => jsonl::read(path, compression, sink),
         Some(Format::Parquet) => parquet_file::read(path, sink),
         None => Err(DataError::UnknownFormat { path: path.to_owned() }),
     }
@@ -327,15 +324,18 @@ fn read_rows(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
 
 #[derive(Clone, Copy)]
 enum Format {
-    Jsonl,
+    Jsonl(Option<Compression>),
     Parquet,
 }
 
 fn format_of(path: &Path) -> Option<Format> {
-    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    match extension.as_str() {
-        "jsonl" | "ndjson" => Some(Format::Jsonl),
-        "parquet" => Some(Format::Parquet),
+    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let compressions = [(".gz", Compression::Gzip), (".zst", Compression::Zstd)];
+    let compressed = compressions.iter().find_map(|(end, of)| Some((name.strip_suffix(end)?, Some(*of))));
+    let (name, compression) = compressed.unwrap_or((&name, None));
+    match (name.rsplit_once('.')?.1, compression) {
+        ("jsonl" | "ndjson", compression) => Some(Format::Jsonl(compression)),
+        ("parquet", None) => Some(Format::Parquet),
         _ => None,
     }
 }

@@ -2,6 +2,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use flate2::read::MultiGzDecoder;
 use serde_json::Value;
 
 use crate::files::RowSink;
@@ -10,10 +11,28 @@ use crate::{DataError, JsonType, Location};
 /// Most bytes of a line: a file without line breaks is not read into memory.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Reads a JSONL file row by row. Blank lines are skipped; a byte order mark is accepted.
-pub(crate) fn read(path: &Path, sink: &mut RowSink<'_>) -> Result<(), DataError> {
+/// Compression of a file as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compression {
+    Gzip,
+    Zstd,
+}
+
+/// Reads a JSONL file row by row, and expands it meanwhile if it is compressed. Blank lines are skipped; a byte order mark is
+/// accepted.
+pub(crate) fn read(
+    path: &Path,
+    compression: Option<Compression>,
+    sink: &mut RowSink<'_>,
+) -> Result<(), DataError> {
     let io = |source| DataError::Io { path: path.to_owned(), source };
-    let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
+    let file = File::open(path).map_err(io)?;
+    let content: Box<dyn Read> = match compression {
+        None => Box::new(file),
+        Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(file)),
+        Some(Compression::Zstd) => Box::new(zstd::Decoder::new(file).map_err(io)?),
+    };
+    let mut reader = BufReader::with_capacity(1 << 16, content);
     let mut bytes = Vec::new();
     let mut line = 0;
     loop {

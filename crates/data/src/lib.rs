@@ -37,9 +37,9 @@ pub use files::FileSettings;
 pub use fingerprint::{DataChange, FileFingerprint, first_change};
 pub use generator::{
     ArithmeticSettings, BanditSettings, BlackjackSettings, ConnectFourSettings, CountdownSettings,
-    DigitOrder, Digits, FrozenLakeSettings, GradedRows, GuessSettings, HeldOut, KuhnPokerSettings, Operation,
-    ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings, TicTacToeSettings,
-    Wording, WordleSettings,
+    DigitOrder, Digits, FrozenLakeSettings, GradedRows, GuessSettings, HeldOut, KuhnPokerSettings, Notation,
+    Operation, ProgramsSettings, Seat, SokobanSettings, SortingSettings, Style, SudokuSettings,
+    TicTacToeSettings, Wording, WordleSettings,
 };
 pub use mixture::WeightedSource;
 pub use parquet_file::SizeProblem;

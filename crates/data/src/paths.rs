@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::DataError;
 
 /// File name extensions of the data files that can be read.
-pub(crate) const FORMATS: [&str; 3] = ["parquet", "jsonl", "ndjson"];
+pub(crate) const FORMATS: [&str; 7] =
+    ["parquet", "jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "ndjson.gz", "ndjson.zst"];
 
 /// A local file or folder, or a split of a data set on a hub.
 #[derive(Debug, Clone, PartialEq, Eq)]

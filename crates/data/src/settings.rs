@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::mixture::{self, MixtureTable, WeightedSource};
 use crate::source::{GeneratorName, GeneratorTable};
 use crate::{
-    DataError, DataPath, DigitOrder, Digits, FileSettings, GradedRows, HeldOut, Operation, Paths,
+    DataError, DataPath, DigitOrder, Digits, FileSettings, GradedRows, HeldOut, Notation, Operation, Paths,
     PromptFormat, Seat, Source, Split, Style, TooLong, Wording,
 };
 
@@ -176,6 +176,8 @@ pub(crate) struct Keys {
     map_size: Option<u32>,
     ice_share: Option<f64>,
     seat: Option<Seat>,
+    opening: Option<u32>,
+    notation: Option<Notation>,
     arms: Option<u32>,
     boxes: Option<u32>,
     wall_share: Option<f64>,

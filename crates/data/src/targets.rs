@@ -130,12 +130,16 @@ impl PairFields {
     }
 }
 
-/// Bytes of the text that both begin with. A space before the difference belongs to the completions, as the tokens of most
-/// vocabularies begin with it.
+/// Bytes of the text that both begin with, up to the word in which they differ. A space before the difference belongs to the
+/// completions, as the tokens of most vocabularies begin with it.
 fn common_prefix(a: &str, b: &str) -> usize {
     let common: usize =
         a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(character, _)| character.len_utf8()).sum();
-    if a[..common].ends_with(' ') { common - 1 } else { common }
+    let continues = |text: &str| text[common..].starts_with(char::is_alphanumeric);
+    let word = a[..common].trim_end_matches(char::is_alphanumeric).len();
+    let common = if word > 0 && (continues(a) || continues(b)) { word } else { common };
+    let before_space = a[..common].strip_suffix(' ').map_or(common, str::len);
+    if before_space > 0 { before_space } else { common }
 }
 
 /// The fields of a completion with a label.
@@ -181,7 +185,7 @@ impl StepFields {
         Self {
             steps: name(settings.steps_field.as_ref(), first, &["completions", "steps"]),
             labels: name(settings.step_labels_field.as_ref(), first, &["labels"]),
-            separator: settings.step_separator.clone(),
+            separator: settings.step_separator.clone().unwrap_or_else(|| "\n".to_owned()),
         }
     }
 

@@ -9,6 +9,8 @@ pub struct AgentSegments {
     /// Number of agents of the episode: the indices of an agent's segments are that far apart.
     stride: u32,
     turns: usize,
+    /// Round of the episode in which the next turn was taken.
+    round: Option<u32>,
     over: bool,
     /// State key of the next turn.
     state: Option<String>,
@@ -51,6 +53,7 @@ impl AgentSegments {
             context,
             stride: place.agents,
             turns: 0,
+            round: None,
             over: false,
             state,
             closed: Vec::new(),
@@ -100,6 +103,11 @@ impl AgentSegments {
     /// True if the agent's part is over because an observation left no room for another turn.
     pub(crate) fn is_out_of_room(&self) -> bool {
         self.over && self.trajectory.stop == StopReason::Length
+    }
+
+    /// Sets the round of the episode in which the next turn was taken.
+    pub(crate) fn set_round(&mut self, round: Option<u32>) {
+        self.round = round;
     }
 
     /// Appends a turn and the response to it.
@@ -237,9 +245,11 @@ impl AgentSegments {
             self.trajectory.spans.push(Span::new(Author::Environment, range));
             return;
         }
-        self.trajectory
-            .spans
-            .push(Span { step, ..Span::new(Author::Policy, range).with_temperature(turn.temperature) });
+        self.trajectory.spans.push(Span {
+            step,
+            round: self.round,
+            ..Span::new(Author::Policy, range).with_temperature(turn.temperature)
+        });
         self.trajectory.logprobs.extend_from_slice(&turn.logprobs);
         self.trajectory.versions.extend(
             turn.versions

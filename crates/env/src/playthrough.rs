@@ -21,6 +21,8 @@ pub struct Playthrough {
     key: SampleKey,
     context: usize,
     agents: Vec<AgentState>,
+    /// Number of rounds so far.
+    rounds: u32,
     /// Responses to the turns, if the world records them.
     responses: Vec<RecordedResponse>,
     /// True if an agent had no room for what it would be told.
@@ -41,6 +43,8 @@ struct AgentState {
 #[derive(Debug)]
 struct LastTurn {
     turn: Turn,
+    /// Its round, in an episode of several agents.
+    round: Option<u32>,
     reward: Option<f64>,
     is_masked: bool,
 }
@@ -83,6 +87,7 @@ impl Playthrough {
             key,
             context,
             agents: world.agents().iter().enumerate().map(agent).collect(),
+            rounds: 0,
             responses: Vec::new(),
             is_cut: false,
             outcome: None,
@@ -108,6 +113,7 @@ impl Playthrough {
         if ready.is_empty() {
             self.end()?;
         }
+        self.rounds += 1;
         Ok(ready)
     }
 
@@ -191,7 +197,8 @@ impl Playthrough {
         self.responses.extend(recorded);
         let unknown = EnvError::UnknownAgent { key: self.key, agent };
         let state = self.agents.get_mut(agent).ok_or(unknown)?;
-        state.last = Some(LastTurn { turn, reward, is_masked });
+        let round = state.place.name.is_some().then(|| self.rounds.saturating_sub(1));
+        state.last = Some(LastTurn { turn, round, reward, is_masked });
         Ok(())
     }
 
@@ -226,7 +233,8 @@ impl AgentState {
     /// Appends the last turn with what follows it.
     fn respond(&mut self, next: Next) -> Result<Progress, EnvError> {
         match (&mut self.segments, self.last.take()) {
-            (Some(segments), Some(LastTurn { turn, reward, is_masked })) => {
+            (Some(segments), Some(LastTurn { turn, round, reward, is_masked })) => {
+                segments.set_round(round);
                 segments.respond(&turn, Response { next, reward }, is_masked)
             }
             _ => Ok(Progress::Continue),

@@ -17,6 +17,7 @@ struct EpisodeNumbers<'a> {
     values: Vec<f32>,
     last_value: Option<f32>,
     components: Vec<(f64, Option<f64>)>,
+    round_values: Vec<f32>,
     steps: Vec<StepReward<'a>>,
     prm: Vec<f32>,
     prm_reference: Vec<f32>,
@@ -35,6 +36,7 @@ pub(crate) fn batch_advantages(
 ) -> Result<Advantages, AlgoError> {
     // Trajectories are indexed as in `rows::members`: baselines have no scores.
     let mut place = 0;
+    let mut round_values = known.round_values.iter();
     let numbers: Vec<Vec<EpisodeNumbers<'_>>> = groups
         .iter()
         .enumerate()
@@ -45,7 +47,9 @@ pub(crate) fn batch_advantages(
                 let trained = episode.role == Role::Train;
                 let places = place..place + if trained { episode.segments.len() } else { 0 };
                 place = places.end;
+                let round_values = if trained { round_values.next() } else { None };
                 of_group.push(EpisodeNumbers {
+                    round_values: round_values.cloned().unwrap_or_default(),
                     steps: steps_of(episode, step_reward_weight),
                     given: given.unwrap_or_default(),
                     agents: agents_of(episode),
@@ -87,6 +91,7 @@ fn numbers_of<'a>(
             .get(places.end.wrapping_sub(1))
             .copied()
             .filter(|_| episode.is_truncated()),
+        round_values: Vec::new(),
         components: episode.rewards.components.iter().map(|c| (c.weight, c.value())).collect(),
         steps: Vec::new(),
         given: Vec::new(),
@@ -106,6 +111,7 @@ fn rewards_of<'a>(episode: &Episode, numbers: &'a EpisodeNumbers<'a>) -> Episode
         components: &numbers.components,
         values: &numbers.values,
         last_value: numbers.last_value,
+        round_values: &numbers.round_values,
         steps: &numbers.steps,
         prm_logprob: &numbers.prm,
         prm_reference_logprob: &numbers.prm_reference,
@@ -151,7 +157,7 @@ fn agents_of(episode: &Episode) -> Vec<AgentPart<'_>> {
             for span in segment.spans.iter().filter(|span| span.author == Author::Policy) {
                 let tokens = (start, start + span.range.len());
                 let reward = span.step.as_ref().map(|step| step.reward);
-                agent.turns.push(AgentTurn { tokens, reward });
+                agent.turns.push(AgentTurn { tokens, reward, round: span.round });
                 start = tokens.1;
             }
         }
@@ -253,7 +259,7 @@ mod tests {
             ..Rewards::default()
         };
         let episode = Episode { role: Role::Train, segments, rewards };
-        let turn = |start, end, reward| AgentTurn { tokens: (start, end), reward };
+        let turn = |start, end, reward| AgentTurn { tokens: (start, end), reward, round: None };
         let expected = [
             AgentPart {
                 name: "a",

@@ -4,7 +4,7 @@ use rloom_algo::{Algorithm, AlgorithmSettings, AlgorithmState, Method};
 use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, PolicyVersion, Role, Span, StopReason};
 
-use crate::batch_tests::{Coefficients, episode, group, models, plain};
+use crate::batch_tests::{Coefficients, assert_close, episode, group, models, plain, recorder};
 use crate::{BatchPosition, BatchTrainer, MethodFunctions};
 
 /// An episode in which each agent writes a segment, with a reward of its own.
@@ -22,8 +22,27 @@ fn game(agents: &[(&str, &[u32], f64)], reward: f64) -> Episode {
 /// Trains on batches, each with the state that the one before has left. Returns the coefficients of each.
 fn trained(method: Method, json: &str, batches: &[Vec<Group>]) -> Vec<Coefficients> {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
-    let trainer = BatchTrainer {
-        algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
+    let trainer = trainer(Algorithm::resolve(method, &settings, 0).unwrap());
+    let (mut models, mut state) = (models(plain), AlgorithmState::default());
+    for (version, groups) in (0..).zip(batches) {
+        state = trainer.train(&mut models, groups, &position(version, state), &mut |_, _| ()).unwrap().state;
+    }
+    models.policy.accumulated.into_iter().map(|(_, coefficients)| coefficients).collect()
+}
+
+fn position(version: u64, state: AlgorithmState) -> BatchPosition<'static> {
+    BatchPosition {
+        version: PolicyVersion(version),
+        state,
+        skipped_steps: 0,
+        given_advantages: None,
+        learning_rate: &|_| 1.0,
+    }
+}
+
+fn trainer(algorithm: Algorithm) -> BatchTrainer {
+    BatchTrainer {
+        algorithm,
         functions: MethodFunctions::default(),
         completion_limit: 8,
         micro_batch_tokens: 64,
@@ -35,19 +54,45 @@ fn trained(method: Method, json: &str, batches: &[Vec<Group>]) -> Vec<Coefficien
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
         main: None,
-    };
-    let (mut models, mut state) = (models(plain), AlgorithmState::default());
-    for (version, groups) in (0..).zip(batches) {
-        let position = BatchPosition {
-            version: PolicyVersion(version),
-            state,
-            skipped_steps: 0,
-            given_advantages: None,
-            learning_rate: &|_| 1.0,
-        };
-        state = trainer.train(&mut models, groups, &position, &mut |_, _| ()).unwrap().state;
     }
-    models.policy.accumulated.into_iter().map(|(_, coefficients)| coefficients).collect()
+}
+
+/// The critic reads each episode as one sequence and is trained on the value before each round; the policy's tokens have the
+/// reward − that value as their advantage. The value of a token is its number over 128.
+#[test]
+fn a_joint_critic_gives_all_turns_of_a_round_their_baseline() {
+    let mut won = game(&[("a", &[16, 1], 1.0), ("b", &[32], 1.0), ("b", &[64, 2], 1.0)], 1.0);
+    let mut lost = game(&[("a", &[48], 0.0), ("b", &[3], 0.0)], 0.0);
+    for (episode, rounds) in [(&mut won, [0, 0, 1]), (&mut lost, [0, 1, 0])] {
+        for (segment, round) in episode.segments.iter_mut().zip(rounds) {
+            segment.spans[1].round = Some(round);
+        }
+    }
+    let json = r#"{"advantage":"joint_gae","loss_aggregation":"token_mean","minibatches":1,"epochs":1}"#;
+    let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
+    let algorithm = Algorithm::resolve(Method::Ppo, &settings, 0).unwrap();
+    let spec = algorithm.critic.unwrap();
+    assert!(spec.is_joint && !spec.is_shared());
+    let trainer = trainer(algorithm);
+    let mut models = models(plain);
+    models.critic = Some(recorder(plain, plain));
+    let position = position(0, AlgorithmState::default());
+    trainer.train(&mut models, &[group(vec![won, lost])], &position, &mut |_, _| ()).unwrap();
+    // Of `won` the values are those at 16 and 64, of `lost` those at 48 and 3.
+    let critic = &models.critic.unwrap().accumulated;
+    let targets = [(16, 0.125 - 1.0), (64, 0.5 - 1.0), (48, 0.375), (3, 3.0 / 128.0)];
+    assert_eq!(critic.len(), 1);
+    for (token, error) in targets {
+        assert_close(critic[0].1[&token].1, error / 4.0, &format!("value at {token}"));
+    }
+    assert_eq!(critic[0].1.len(), 4);
+    // Seven tokens; the loss falls along the advantage.
+    let policy = &models.policy.accumulated[0].1;
+    for (token, advantage) in
+        [(16, 0.875), (1, 0.875), (32, 0.875), (64, 0.5), (2, 0.5), (48, -0.375), (3, -3.0 / 128.0)]
+    {
+        assert_close(policy[&token].0, -advantage / 7.0, &format!("token {token}"));
+    }
 }
 
 const MEAN: &str = r#"{"loss_aggregation":"sequence_mean","advantage":"group_mean"}"#;

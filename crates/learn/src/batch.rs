@@ -7,7 +7,7 @@ use rloom_algo::{
     LossStep, Mismatch, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate,
 };
 use rloom_collect::OutcomeRule;
-use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, metric};
+use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, Role, metric};
 use rloom_engine::{
     OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_groups, pack_unshared,
 };
@@ -71,12 +71,12 @@ impl std::fmt::Debug for BatchPosition<'_> {
 }
 
 /// The part of a batch that one optimiser step trains on.
-struct Minibatch<'a> {
-    members: &'a [Member<'a>],
-    known: &'a BatchScores,
-    packed: &'a [PackedBatch],
-    inputs: &'a [LossInputs],
-    counts: GlobalCounts,
+pub(crate) struct Minibatch<'a> {
+    pub(crate) members: &'a [Member<'a>],
+    pub(crate) known: &'a BatchScores,
+    pub(crate) packed: &'a [PackedBatch],
+    pub(crate) inputs: &'a [LossInputs],
+    pub(crate) counts: GlobalCounts,
 }
 
 impl BatchTrainer {
@@ -114,6 +114,7 @@ impl BatchTrainer {
         let mut measured = StepMeasurements::default();
         let mut measured_further: Vec<StepMeasurements> = Vec::new();
         measured_further.resize_with(models.further.len(), StepMeasurements::default);
+        let joint = self.joint_sequences(groups);
         let critic_alone = self.algorithm.critic.is_some_and(|c| position.version.0 < c.warmup_batches);
         for _ in 0..self.algorithm.epochs {
             for part in &parts {
@@ -123,6 +124,16 @@ impl BatchTrainer {
                 // Later optimiser steps have other weights than the sampler had.
                 let is_first = report.optimizer_steps == 0 && self.algorithm.needs_rollouts();
                 let mismatch = if is_first { Mismatch::Scores } else { Mismatch::Unmeasured };
+                if let Some(joint) = &joint {
+                    let taken =
+                        self.joint_critic_step(models, joint, part, &known, &mut measured, &mut report);
+                    if let Err(error) = taken {
+                        report.skip(1, error, limit)?;
+                        report.optimizer_steps += 1;
+                        progress(report.optimizer_steps, optimizer_steps);
+                        continue;
+                    }
+                }
                 let own = self.main.map_or_else(|| of_part.clone(), |main| of_policy(&of_part, main));
                 if self.main.is_none() || !own.is_empty() {
                     let packed = self.pack(&own)?;
@@ -134,7 +145,10 @@ impl BatchTrainer {
                         inputs: &inputs,
                         counts: self.counts(&own),
                     };
-                    let mut taken = self.critic_step(models, &minibatch, &mut measured, &mut report);
+                    let mut taken = match &joint {
+                        Some(_) => Ok(()),
+                        None => self.critic_step(models, &minibatch, &mut measured, &mut report),
+                    };
                     if taken.is_ok() && !critic_alone {
                         taken =
                             self.main_step(models, &minibatch, position.version, &mut measured, &mut report);
@@ -143,7 +157,8 @@ impl BatchTrainer {
                         report.skip(1, error, limit)?;
                     }
                 }
-                for (policy, measured) in models.further.iter_mut().zip(&mut measured_further) {
+                let further = models.further.iter_mut().zip(&mut measured_further);
+                for (policy, measured) in further.filter(|_| !critic_alone) {
                     let own = of_policy(&of_part, policy.id);
                     let packed = self.pack(&own)?;
                     let inputs = loss_inputs(&packed, &own, &known, advantages.as_ref(), mismatch);
@@ -185,6 +200,9 @@ impl BatchTrainer {
         report: &mut BatchReport,
     ) -> Result<(BatchScores, Option<Advantages>), TrainError> {
         let mut known = self.scores(models, members, position.version)?;
+        if let Some(joint) = self.joint_sequences(groups) {
+            known.round_values = self.round_values(models, &joint)?;
+        }
         self.train_prm(models, groups, members, &mut known, position, report)?;
         known.masked = self.masks(groups, report);
         if self.algorithm.preference.is_some() {
@@ -194,7 +212,7 @@ impl BatchTrainer {
         Ok((known, advantages))
     }
 
-    fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
+    pub(crate) fn counts(&self, members: &[Member<'_>]) -> GlobalCounts {
         counts(members, self.completion_limit)
     }
 
@@ -283,6 +301,11 @@ impl BatchTrainer {
             };
             known.returns = members.iter().map(of).collect();
         }
+        let trained = groups.iter().zip(&advantages.round_returns).flat_map(|(group, returns)| {
+            let both = group.episodes.iter().zip(returns);
+            both.filter(|(episode, _)| episode.role == Role::Train).map(|(_, returns)| returns.clone())
+        });
+        known.round_returns = trained.collect();
         let metrics = advantages.report.named().into_iter().map(|(name, value)| (name.to_owned(), value));
         report.metrics.extend(metrics);
         Ok(Some(advantages))
@@ -296,7 +319,7 @@ impl BatchTrainer {
         }
     }
 
-    fn critic_step<E: TrainEngine>(
+    pub(crate) fn critic_step<E: TrainEngine>(
         &self,
         models: &mut Models<E>,
         minibatch: &Minibatch<'_>,

@@ -7,6 +7,7 @@
 mod advantages;
 mod batch;
 mod functions;
+mod joint;
 mod models;
 mod preference;
 mod report;

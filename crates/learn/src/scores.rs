@@ -22,6 +22,9 @@ pub struct BatchScores {
     pub(crate) last_values: Vec<f32>,
     /// Targets of the values.
     pub(crate) returns: Vec<Vec<f32>>,
+    /// Values before each round of the trained episodes, and their targets.
+    pub(crate) round_values: Vec<Vec<f32>>,
+    pub(crate) round_returns: Vec<Vec<f32>>,
     /// Log-probabilities of the process-reward model and of its reference.
     pub(crate) prm: Vec<Vec<f32>>,
     pub(crate) prm_reference: Vec<Vec<f32>>,
@@ -59,9 +62,10 @@ impl BatchTrainer {
         if algorithm.needs_reference() {
             known.reference = self.reference(&mut models.policy, members)?;
         }
+        let is_joint = algorithm.critic.is_some_and(|c| c.is_joint);
         let shared_value = algorithm.critic.is_some_and(|c| c.is_shared());
         let value_engine = if shared_value { Some(&mut models.policy) } else { models.critic.as_mut() };
-        if let Some(engine) = value_engine {
+        if let Some(engine) = value_engine.filter(|_| !is_joint) {
             let packed = self.pack(members)?;
             let scores = split_scores(&packed, &engine.score(Which::Policy, &packed)?);
             (known.values, known.last_values) = (scores.value, scores.last_value);
@@ -157,7 +161,7 @@ impl BatchTrainer {
 }
 
 /// Puts the numbers of `members` in their places among those of all trajectories.
-fn place(members: &[Member<'_>], numbers: Vec<Vec<f32>>, all: &mut [Vec<f32>]) {
+pub(crate) fn place(members: &[Member<'_>], numbers: Vec<Vec<f32>>, all: &mut [Vec<f32>]) {
     for (member, own) in members.iter().zip(numbers) {
         all[member.place] = own;
     }

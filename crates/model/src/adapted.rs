@@ -13,7 +13,7 @@ use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model}
 
 impl Model {
     /// This model as the frozen base of a new adapter, which adds nothing yet: `A` is random, `B` is zero. With bf16, the
-    /// f32 matrices are freed unless another handle holds them.
+    /// f32 matrices are freed unless another handle holds them; then all adapters share one copy.
     #[must_use]
     pub fn with_adapter(self, config: LoraConfig, seed: u64) -> Self {
         let adapter = Adapter::init(self.config(), config, seed);
@@ -28,10 +28,10 @@ impl Model {
             return self;
         }
         let base = match Arc::try_unwrap(self.base) {
-            Ok(base) => base.into_frozen(),
-            Err(shared) => Base::clone(&shared).into_frozen(),
+            Ok(base) => Arc::new(base.into_frozen()),
+            Err(shared) => shared.to_frozen(),
         };
-        Self { base: Arc::new(base), ..self }
+        Self { base, ..self }
     }
 
     /// The base alone: it shares the weights.

@@ -17,7 +17,7 @@ pub(crate) struct Base {
     pub(crate) config: ModelConfig,
     pub(crate) specs: Arc<[TensorSpec]>,
     pub(crate) weights: TensorSet,
-    /// The matrices of a frozen bf16 base, which are then missing in `weights`.
+    /// The matrices of a frozen bf16 base, which are then empty in `weights`.
     narrow: Option<NarrowMatrices>,
     packed: OnceLock<PackedWeights>,
     /// Packed forms of outdated weights, whose memory is reused.
@@ -26,9 +26,11 @@ pub(crate) struct Base {
     /// Folder that holds these weights.
     pub(crate) folder: Option<PathBuf>,
     digest: OnceLock<u64>,
+    /// The same weights without f32 matrices, for all adapters over them.
+    frozen: OnceLock<Arc<Self>>,
 }
 
-/// Matrices in bf16.
+/// Matrices in bf16. The embedding is one of them if its numbers are: otherwise it stays in f32.
 #[derive(Debug, Clone, Default)]
 struct NarrowMatrices {
     embedding: Buf<Bf16>,
@@ -88,6 +90,7 @@ impl Base {
             rope: RopeTables::default(),
             folder: None,
             digest: OnceLock::new(),
+            frozen: OnceLock::new(),
         }
     }
 
@@ -104,7 +107,9 @@ impl Base {
         for (index, (buf, place)) in weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate() {
             fill(index, buf)?;
             digest.update(buf.as_slice());
-            if let Some(place) = place {
+            // The residual stream begins with the embedding in f32.
+            let is_kept = index == 0 && !ops::is_bf16(buf);
+            if let Some(place) = place.filter(|_| !is_kept) {
                 *place = Buf::zeros(buf.len());
                 ops::round_to_bf16(place, buf);
                 *buf = Buf::default();
@@ -127,11 +132,16 @@ impl Base {
         Self { folder, ..base }
     }
 
+    /// A frozen copy of weights that other handles hold.
+    pub(crate) fn to_frozen(&self) -> Arc<Self> {
+        Arc::clone(self.frozen.get_or_init(|| Arc::new(self.clone().into_frozen())))
+    }
+
     /// The same weights with f32 matrices.
     pub(crate) fn widened(mut self) -> Self {
         let Some(mut narrow) = self.narrow.take() else { return self };
         for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
-            if let Some(place) = place {
+            if let Some(place) = place.filter(|place| !place.is_empty()) {
                 *buf = Buf::zeros(place.len());
                 Matrix::from(&*place).copy_to(buf.as_mut_slice());
             }
@@ -160,6 +170,7 @@ impl Base {
         }
         self.folder = None;
         self.digest = OnceLock::new();
+        self.frozen = OnceLock::new();
         &mut self.weights
     }
 
@@ -187,15 +198,15 @@ impl Base {
     /// The embedding's table.
     pub(crate) fn embedding(&self) -> Matrix<'_> {
         match &self.narrow {
-            Some(narrow) => (&narrow.embedding).into(),
-            None => (&self.weights.embedding).into(),
+            Some(narrow) if !narrow.embedding.is_empty() => (&narrow.embedding).into(),
+            _ => (&self.weights.embedding).into(),
         }
     }
 
     /// Table of the language head: a separate one, or the embedding.
     pub(crate) fn head_table(&self) -> Matrix<'_> {
         match &self.narrow {
-            Some(narrow) => narrow.head.as_ref().unwrap_or(&narrow.embedding).into(),
+            Some(narrow) => narrow.head.as_ref().map_or_else(|| self.embedding(), Matrix::from),
             None => self.weights.head_table().into(),
         }
     }

@@ -100,7 +100,7 @@ pub use logsumexp::{RowScores, row_scores};
 pub use low_rank::{
     Columns, LowRank, LowRankInput, Weight, WeightRows, low_rank_backward_b, low_rank_backward_u,
 };
-pub use matrix::{Matrix, round_to_bf16};
+pub use matrix::{Matrix, is_bf16, round_to_bf16};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};

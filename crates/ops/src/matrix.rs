@@ -63,6 +63,11 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// True if all numbers are bf16 numbers already.
+pub fn is_bf16(x: &Buf) -> bool {
+    x.as_slice().iter().all(|&x| bf16::narrow(x).widen() == x)
+}
+
 /// Rounds a matrix to bf16.
 ///
 /// # Panics

@@ -67,6 +67,15 @@ impl Assessment {
     }
 }
 
+/// What an agent of an episode of several has written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentText {
+    /// Its name.
+    pub name: String,
+    /// The texts of its turns, each after the number of its round.
+    pub text: String,
+}
+
 /// A component that judges completions. Implementations are immutable: equal completions have equal verdicts on any
 /// thread.
 pub trait Reward: Debug + Send + Sync {
@@ -82,6 +91,16 @@ pub trait Reward: Debug + Send + Sync {
     /// True if it compares the completions of a group: it judges them together, once all are generated.
     fn judges_groups(&self) -> bool {
         false
+    }
+
+    /// True if it judges the agents of an episode of several one by one. It does not apply to other episodes.
+    fn judges_agents(&self) -> bool {
+        false
+    }
+
+    /// Judges the agents of an episode, in order. Called instead of [`judge`](Self::judge) for components that judge agents.
+    fn judge_agents(&self, _: &Completion<'_>, _agents: &[AgentText]) -> Result<Vec<f64>, JudgeError> {
+        Ok(Vec::new())
     }
 
     /// True if it reads [`Completion::prompt`].

@@ -13,9 +13,9 @@ use serde_json::Value;
 use crate::flat_table::OwnKeys;
 use crate::function::FunctionSettings;
 use crate::{
-    Classifier, Code, ComponentError, ComponentSettings, Countdown, Diversity, DomainSet, EnvironmentReward,
-    Exact, Format, Instructions, JsonDocument, JudgeError, Language, Length, Math, ModelJudge,
-    MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward, RewardModel,
+    Classifier, Code, ComponentError, ComponentSettings, Countdown, Critics, Diversity, DomainSet,
+    EnvironmentReward, Exact, Format, Instructions, JsonDocument, JudgeError, Language, Length, Math,
+    ModelJudge, MultipleChoice, Numeric, Overlap, Random, RegularExpression, Repetition, Reward, RewardModel,
 };
 
 /// The settings of a kind. Settings that are the reward themselves have it by their `Reward`.
@@ -287,6 +287,8 @@ kinds! {
     Http(HttpFunction) = "http",
     /// A language model that judges.
     Judge(ModelJudge) = "judge",
+    /// Two critics and an assessor that give each agent its credit.
+    Critics(Critics) = "critics",
     /// A reward model behind a server.
     Classifier(Classifier) = "classifier",
     /// A reward model in a folder.
@@ -338,6 +340,11 @@ impl Kind {
             Self::Http(function) => function.group,
             _ => false,
         }
+    }
+
+    /// True if it judges each of several agents.
+    pub fn judges_agents(&self) -> bool {
+        matches!(self, Self::Critics(_))
     }
 
     /// True if it has to be checked on the machine before a run: it calls a function or runs programs.

@@ -47,7 +47,7 @@ mod verifier;
 mod words;
 
 pub use code::Code;
-pub use completion::{Assessment, Completion, Reward};
+pub use completion::{AgentText, Assessment, Completion, Reward};
 pub use countdown::Countdown;
 pub use diversity::Diversity;
 pub use domains::DomainSet;
@@ -58,7 +58,7 @@ pub use extract::Extract;
 pub use format::Format;
 pub use instructions::Instructions;
 pub use json_schema::{JsonDocument, SchemaError};
-pub use judge::{Classifier, ModelJudge};
+pub use judge::{Classifier, Critics, ModelJudge};
 pub use kind::Kind;
 pub use language::Language;
 pub use length::Length;

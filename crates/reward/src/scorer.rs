@@ -1,3 +1,5 @@
+mod agents;
+
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -375,7 +377,8 @@ impl Scorer {
             let applies = component.domains.contains(domain);
             let judges_groups = component.reward.judges_groups();
             rewards.pending |= applies && judges_groups;
-            let judged = if !applies || judges_groups {
+            // Those that judge agents do so once they have judged the whole episode.
+            let judged = if !applies || judges_groups || component.reward.judges_agents() {
                 Ok(Assessment::not_applicable())
             } else {
                 component.judge(completion, &self.retries)

@@ -142,7 +142,7 @@ pub enum RunError {
     },
     /// Rows that are read as texts, in an environment that would have to play them.
     #[error(
-        "{used_by}: {rows} are for the environment `single_turn`, but the stage has `{environment}`: remove one of the two"
+        "{used_by}: {rows}: only for the environment `single_turn`, but the stage has `{environment}`; remove one of the two"
     )]
     UnplayedRows {
         /// Name of the stage.

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::{Config, ModelSource, Stage};
 use rloom_hub::Hub;
-use rloom_model::ModelFiles;
+use rloom_model::{Model, ModelFiles};
 use rloom_store::checkpoint::{
     Checkpoints, StoredCheckpoint, copy_folder, first_difference, verify, write_folder,
 };
 use rloom_store::directory::{INITIAL, RunDirectory};
 use rloom_store::{StoreError, disk};
-use rloom_text::Tokenizer;
 
 use crate::stage_setup::start_of;
 use crate::{Policy, RunError};
@@ -58,7 +57,7 @@ pub(crate) fn policy_of_new_run(
     let folder = hub.model(source)?;
     let policy = open_policy(&folder, config)?;
     if reader(config, 0).is_some() {
-        keep(directory, &folder, &policy.tokenizer)?;
+        keep(directory, &folder, &policy)?;
     }
     if config.stages.iter().any(has_adapter) && directory.path().join(INITIAL).exists() {
         // Adapters name the run's own copy as their base, in this attempt and in later ones.
@@ -103,7 +102,7 @@ pub(crate) fn policy_to_resume(
     if let Some(folder) = source
         && reader(config, first).is_some()
     {
-        keep(directory, &folder, &policy.tokenizer)?;
+        keep(directory, &folder, &policy)?;
     }
     Ok(policy)
 }
@@ -181,14 +180,19 @@ fn damage(error: &StoreError, need: Need<'_>, source: &str) -> String {
 }
 
 /// Keeps the files of the model in `folder`. Weights are linked where the file system allows it.
-fn keep(directory: &RunDirectory, folder: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
+fn keep(directory: &RunDirectory, folder: &Path, policy: &Policy) -> Result<(), RunError> {
     let kept = write_folder(AREA, directory.path(), INITIAL, |partial| {
+        if Model::base_of(folder)?.is_some() {
+            // Names its base where it was found.
+            policy.model()?.save(partial, &policy.generation)?;
+            return Ok(policy.tokenizer.save(partial)?);
+        }
         let ModelFiles { tensors, settings } =
             ModelFiles::of(folder).map_err(rloom_model::LoadError::from)?;
         let target = |path: &Path| partial.join(path.file_name().unwrap_or_default());
         tensors.iter().try_for_each(|path| disk::link_or_copy(AREA, path, &target(path)))?;
         settings.iter().try_for_each(|path| disk::copy(AREA, path, &target(path)))?;
-        Ok::<_, RunError>(tokenizer.save(partial)?)
+        Ok::<_, RunError>(policy.tokenizer.save(partial)?)
     });
     kept.map(drop).map_err(|error| RunError::InitialModelNotKept {
         path: directory.path().join(INITIAL),

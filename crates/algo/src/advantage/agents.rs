@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::EpisodeRewards;
 use super::moments::RunningMoments;
@@ -21,12 +21,14 @@ pub struct AgentPart<'a> {
 }
 
 /// One turn of an agent.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AgentTurn {
     /// Range of its policy tokens within the episode: start and end.
     pub tokens: (usize, usize),
     /// Reward of the turn, if it has one.
     pub reward: Option<f64>,
+    /// Round of the episode in which it was taken, if that is known: turns of one round do not depend on each other.
+    pub round: Option<u32>,
 }
 
 /// The agents of an episode; its only agent without a name if it has one alone.
@@ -35,14 +37,22 @@ pub(super) fn parts<'a>(e: &EpisodeRewards<'a>) -> Vec<AgentPart<'a>> {
         return e.agents.to_vec();
     }
     let tokens = (0, e.tokens);
-    let turn = |&(tokens, reward): &((usize, usize), f64)| AgentTurn { tokens, reward: Some(reward) };
+    let turn =
+        |&(tokens, reward): &((usize, usize), f64)| AgentTurn { tokens, reward: Some(reward), round: None };
     let steps: Vec<((usize, usize), f64)> = e.steps.iter().map(|step| (step.tokens, step.reward)).collect();
     let turns = if steps.is_empty() {
-        vec![AgentTurn { tokens, reward: None }]
+        vec![AgentTurn { tokens, ..AgentTurn::default() }]
     } else {
         steps.iter().map(turn).collect()
     };
     vec![AgentPart { tokens, turns, ..AgentPart::default() }]
+}
+
+/// The rounds of an episode in which an agent has written something, in order.
+pub(super) fn rounds(e: &EpisodeRewards<'_>) -> Vec<u32> {
+    let turns = e.agents.iter().flat_map(|agent| &agent.turns);
+    let written = turns.filter(|turn| turn.tokens.1 > turn.tokens.0).filter_map(|turn| turn.round);
+    BTreeSet::from_iter(written).into_iter().collect()
 }
 
 /// Values of a group by a key, such as the agent.

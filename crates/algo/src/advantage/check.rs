@@ -2,6 +2,7 @@
 
 use rloom_core::Role;
 
+use super::agents::rounds;
 use super::{AdvantageSpec, EpisodeRewards, GroupRewards};
 use crate::{AlgoError, Score};
 
@@ -58,6 +59,9 @@ fn read_by(spec: &AdvantageSpec, e: &EpisodeRewards<'_>, place: Place) -> Result
     if reads.values {
         place.per_token(Score::Value, e.values, e.tokens)?;
         place.finite("value after the last token", e.last_value.map(f64::from))?;
+    }
+    if reads.round_values {
+        place.per_token(Score::Value, e.round_values, rounds(e).len())?;
     }
     if e.compared().is_none() {
         return Ok(());

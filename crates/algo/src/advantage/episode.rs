@@ -37,6 +37,9 @@ pub struct EpisodeRewards<'a> {
     /// The value after the last token if the episode was truncated; `None` if it ended
     /// ([`Estimator::Gae`](crate::Estimator::Gae)).
     pub last_value: Option<f32>,
+    /// The value before each round in which an agent has written something, in order
+    /// ([`Estimator::JointGae`](crate::Estimator::JointGae)).
+    pub round_values: &'a [f32],
     /// Turns in order ([`Estimator::Gigpo`](crate::Estimator::Gigpo)).
     pub steps: &'a [StepReward<'a>],
     /// Log-probabilities of the tokens under the process-reward model
@@ -63,6 +66,7 @@ impl Default for EpisodeRewards<'_> {
             components: &[],
             values: &[],
             last_value: None,
+            round_values: &[],
             steps: &[],
             prm_logprob: &[],
             prm_reference_logprob: &[],

@@ -12,6 +12,8 @@ use crate::{AlgoError, Keep};
 pub(crate) struct Reads {
     /// A learned value for each token: needs a critic, and returns are computed for it.
     pub(crate) values: bool,
+    /// A learned value before each round of several agents: needs a critic of its own.
+    pub(crate) round_values: bool,
     /// Named rewards.
     pub(crate) components: bool,
     /// Turns with their own rewards.
@@ -184,6 +186,11 @@ impl Estimator {
     /// True if the baseline is the task's greedy episode.
     pub fn reads_greedy_episode(&self) -> bool {
         self.kernel().reads().greedy
+    }
+
+    /// True if a critic values what all agents know before each round.
+    pub fn reads_round_values(&self) -> bool {
+        self.kernel().reads().round_values
     }
 
     /// The combinations of turns whose rewards the estimator reads.

@@ -22,6 +22,7 @@ mod gigpo;
 mod gpg;
 mod group;
 mod group_mean;
+mod joint_gae;
 mod magrpo;
 mod marti;
 mod max_at_g;
@@ -113,6 +114,8 @@ estimator::estimators! {
     marti::Marti = "marti",
     /// Joint returns of several agents − mean over the group, turn by turn.
     magrpo::Magrpo = "magrpo",
+    /// Generalised advantage estimation over rounds, with a learned value of all that several agents know.
+    joint_gae::JointGae = "joint_gae",
     /// R − the mean reward with the agent's turns of other episodes in place of its own.
     counterfactual::Counterfactual = "counterfactual",
     /// A Python function.
@@ -167,11 +170,20 @@ pub fn advantages_of_roles(
     let mut raw = estimator.estimate(&mut batch);
     let learns_values = estimator.reads().values;
     let returns = if learns_values { returns_of(&seen, &raw) } else { Vec::new() };
+    let round_returns = if let Estimator::JointGae(joint) = spec.estimator {
+        let of_group = |group: &GroupView<'_>| {
+            let members = group.episodes.iter().zip(&group.rewards);
+            members.map(|(e, reward)| joint.returns(e, *reward)).collect()
+        };
+        seen.iter().map(of_group).collect()
+    } else {
+        Vec::new()
+    };
     if spec.whiten {
         whiten::whiten(&seen, &mut raw);
     }
     let episodes = raw.into_iter().map(|row| row.into_iter().map(round).collect()).collect();
-    Ok(Advantages { episodes, returns, running, roles, report })
+    Ok(Advantages { episodes, returns, round_returns, running, roles, report })
 }
 
 /// A + V, rounded once.

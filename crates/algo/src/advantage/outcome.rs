@@ -41,6 +41,9 @@ pub struct Advantages {
     /// ([`Estimator::Gae`](crate::Estimator::Gae); empty for the others). A training
     /// episode whose reward does not apply has its values as targets, other episodes have none.
     pub returns: Vec<Vec<Vec<f32>>>,
+    /// `[group][episode][round]`: A + V of each round, the target of a joint value
+    /// ([`Estimator::JointGae`](crate::Estimator::JointGae); empty for the others).
+    pub round_returns: Vec<Vec<Vec<f32>>>,
     /// Moments of the stage so far; updated only if the estimator uses them.
     pub running: RunningMoments,
     /// Averages of the rewards of agents so far; updated only if the estimator uses them.

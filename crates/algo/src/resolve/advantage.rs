@@ -34,10 +34,12 @@ fn rate_scale(key: &'static str, value: f64, hint: &'static str) -> Result<f64, 
 }
 
 pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<CriticSpec>, AlgoError> {
-    if !estimator.kernel().reads().values {
+    let reads = estimator.kernel().reads();
+    if !reads.values && !reads.round_values {
         return Ok(None);
     }
-    let backbone = read!(r.critic.backbone or Backbone::Own);
+    // A sequence of several agents' texts is none that the policy reads.
+    let backbone = if reads.values { read!(r.critic.backbone or Backbone::Own) } else { Backbone::Own };
     let clip = read!(r.critic.clip or 0.2);
     let clip = checked("critic.clip", clip, |v| v >= 0.0, "0 or more", "0 for no bound, 0.2 is usual")?;
     let clip = (clip > 0.0).then_some(clip);
@@ -49,6 +51,7 @@ pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<Cri
                 learning_rate_scale: rate_scale("critic.learning_rate_scale", scale, "10 is usual")?,
                 value: ValueLoss { coef: 1.0, clip },
                 warmup_batches: read!(r.critic.warmup_batches or 0),
+                is_joint: reads.round_values,
             }
         }
         Backbone::Shared => {
@@ -59,6 +62,7 @@ pub(super) fn critic(r: &mut Reader, estimator: &Estimator) -> Result<Option<Cri
                 learning_rate_scale: 1.0,
                 value: ValueLoss { coef, clip },
                 warmup_batches: 0,
+                is_joint: false,
             }
         }
     }))

@@ -95,7 +95,7 @@ pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings)
 
 fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
     if key.starts_with("critic.") && read.critic.is_none() {
-        return "only advantage = \"gae\" has a critic";
+        return "only advantage = \"gae\" and \"joint_gae\" have a critic";
     }
     match key {
         "ratio_to" => "the loss has no ratio, or only one to the sampler",
@@ -115,6 +115,7 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
         key if key.starts_with("preference.") => "only methods that learn from preferences have such a loss",
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",
+        "critic.backbone" => "the critic reads the texts of all agents, and a policy those of one",
         "critic.learning_rate_scale" | "critic.warmup_batches" => {
             "the value head shares the policy's backbone and its optimiser"
         }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use rloom_algo::estimators::{Counterfactual, Gigpo, Magrpo, Marti, PerAgent, RoleBaseline};
+use rloom_algo::estimators::{Counterfactual, Gigpo, JointGae, Magrpo, Marti, PerAgent, RoleBaseline};
 use rloom_algo::{
     AdvantageSpec, Advantages, AgentPart, AgentTurn, AlgoError, EpisodeRewards, Estimator, GroupRewards,
     Pairing, Recombination, RoleBaselines, RunningMoments, Shaping, ShapingHistory, StepReward,
@@ -19,7 +19,7 @@ fn parts<'a>(agents: Agents<'a>) -> Vec<AgentPart<'a>> {
         let start = at;
         let turn = |&reward: &Option<f64>| {
             at += 1;
-            AgentTurn { tokens: (at - 1, at), reward }
+            AgentTurn { tokens: (at - 1, at), reward, round: None }
         };
         let turns: Vec<AgentTurn> = turns.iter().map(turn).collect();
         AgentPart { name, tokens: (start, at), reward, recombined: None, turns }
@@ -220,7 +220,7 @@ fn of_table(estimator: Estimator, table: &Table) -> Vec<(f64, f64)> {
             None => None,
         }
     };
-    let turns = [AgentTurn { tokens: (0, 1), reward: None }, AgentTurn { tokens: (1, 2), reward: None }];
+    let turns = [(0, 1), (1, 2)].map(|tokens| AgentTurn { tokens, ..AgentTurn::default() });
     let agents: Vec<Vec<AgentPart<'_>>> = (0..3)
         .map(|episode| {
             let part = |agent: usize| AgentPart {
@@ -300,6 +300,45 @@ fn cross_pairing_agrees_with_comlrl() {
             assert_near(&[3.0 * a, 3.0 * b], &[sums[0][episode], sums[1][episode]]);
         }
     }
+}
+
+/// Three rounds: both agents, then `b`, then both. V is 0.25, 0.5 and 0.75 before them, and the reward 1.
+#[test]
+fn rounds_have_the_advantage_of_what_agents_know_together() {
+    let turn = |at: usize, round: u32| AgentTurn {
+        tokens: (at, at + 1),
+        round: Some(round),
+        ..AgentTurn::default()
+    };
+    let a =
+        AgentPart { name: "a", tokens: (0, 2), turns: vec![turn(0, 0), turn(1, 2)], ..AgentPart::default() };
+    let turns = vec![turn(2, 0), turn(3, 1), turn(4, 2)];
+    let b = AgentPart { name: "b", tokens: (2, 5), turns, ..AgentPart::default() };
+    let agents = [a, b];
+    let values = [0.25, 0.5, 0.75];
+    let episode =
+        EpisodeRewards { agents: &agents, round_values: &values, ..EpisodeRewards::new(Some(1.0), 5) };
+    let unrewarded = EpisodeRewards { reward: None, ..episode };
+    let found = |settings: JointGae, episodes: Vec<EpisodeRewards<'_>>| {
+        let spec = AdvantageSpec { estimator: Estimator::JointGae(settings), kl_coef: 0.0, whiten: false };
+        let group = GroupRewards { episodes };
+        advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &[group])
+    };
+    // λ = 1: R − V. The tokens are those of `a` in rounds 0 and 2, then those of `b` in rounds 0, 1 and 2.
+    let monte_carlo = found(JointGae::default(), vec![episode, unrewarded]).unwrap();
+    assert_near(&tokens(&monte_carlo, 0, 0, 5), &[0.75, 0.25, 0.75, 0.5, 0.25]);
+    assert_eq!(monte_carlo.round_returns, [[vec![1.0; 3], values.to_vec()]]);
+    assert!(monte_carlo.episodes[0][1].is_zero());
+    // γ = ½, λ = ½. δ: ¼ − ¼ = 0, ⅜ − ½ = −⅛, 1 − ¾ = ¼. A: ¼, −⅛ + ¼·¼ = −1/16, 0 − ¼·1/16 = −1/64.
+    let both = JointGae { gamma: 0.5, lambda: 0.5 };
+    let discounted = found(both, vec![episode]).unwrap();
+    let [first, second, last] = [-1.0 / 64.0, -1.0 / 16.0, 0.25];
+    assert_near(&tokens(&discounted, 0, 0, 5), &[first, last, first, second, last]);
+    let returns: Vec<f64> = discounted.round_returns[0][0].iter().map(|&value| value.into()).collect();
+    assert_near(&returns, &[0.25 + first, 0.5 + second, 0.75 + last]);
+    // One value for each round.
+    let short = EpisodeRewards { round_values: &values[..2], ..episode };
+    assert!(matches!(found(both, vec![short]), Err(AlgoError::EpisodeLength { got: 2, expected: 3, .. })));
 }
 
 #[test]

@@ -117,6 +117,7 @@ impl Case {
             components: at(&components, g, e),
             values: at(&x.values, g, e),
             last_value: x.last_value.get(g).and_then(|g| g[e]),
+            round_values: &[],
             steps: at(&steps, g, e),
             prm_logprob: at(&x.prm, g, e),
             prm_reference_logprob: at(&x.prm_reference, g, e),

@@ -75,6 +75,7 @@ impl Episode {
             components: &self.components,
             values: &self.values,
             last_value: self.last_value,
+            round_values: &[],
             steps: &self.steps,
             prm_logprob: &self.prm,
             prm_reference_logprob: &self.prm_reference,

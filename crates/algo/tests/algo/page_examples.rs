@@ -138,6 +138,7 @@ fn run_advantages(name: &str, algorithm: &Algorithm, example: &Example) -> (Vec<
             components,
             values,
             last_value: e.last_value.map(|v| v as f32),
+            round_values: &[],
             steps,
             prm_logprob: prm,
             prm_reference_logprob: prm_reference,

@@ -12,6 +12,7 @@ mod train;
 mod view;
 
 use rloom_core::{Purpose, RandomKey};
+use rloom_model::{LoraConfig, LoraTarget, Model};
 use rloom_ops::{Ctx, ceiling};
 
 use crate::arguments;
@@ -26,11 +27,22 @@ use shape::Shape;
 struct Bench<'a> {
     ctx: Ctx,
     shape: Shape,
+    /// Rank of an adapter that is trained instead of the weights.
+    lora: Option<usize>,
     rounds: usize,
     info: &'a dyn Fn(&str),
 }
 
 impl Bench<'_> {
+    /// The model that is trained, with random weights.
+    fn model(&self) -> Model {
+        let model = Model::init(&self.shape.config, 0);
+        match self.lora {
+            Some(rank) => model.with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::ALL), 0),
+            None => model,
+        }
+    }
+
     /// Prints the progress of a workload.
     fn progress(&self, workload: &str, text: &str) {
         (self.info)(&format!("{workload:<11} {text}"));
@@ -41,7 +53,7 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     let dtype = arguments.dtype.into();
     let shape = Shape::named(&arguments.shape, dtype)?;
     let workloads = workloads(&arguments.workloads);
-    check_memory(&shape, &workloads)?;
+    check_memory(&shape, &workloads, arguments.lora.is_some())?;
     let cores = machine::cores();
     let threads = if arguments.threads == 0 { cores } else { usize::from(arguments.threads) };
     if threads > cores {
@@ -49,7 +61,8 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     }
     let ctx = Ctx::new(threads).map_err(Failure::failed)?;
     let info = |text: &str| output.info(text);
-    let bench = Bench { ctx, shape, rounds: usize::from(arguments.rounds), info: &info };
+    let lora = arguments.lora.map(usize::from);
+    let bench = Bench { ctx, shape, lora, rounds: usize::from(arguments.rounds), info: &info };
     let report = bench.measure(&workloads)?;
     if output.json {
         return output.json(&report);
@@ -65,10 +78,12 @@ fn workloads(requested: &[arguments::Workload]) -> Vec<arguments::Workload> {
 }
 
 /// Rejects a model whose training state alone exceeds the free memory; the system would swap or kill the process.
-fn check_memory(shape: &Shape, workloads: &[arguments::Workload]) -> Result<(), Failure> {
+fn check_memory(shape: &Shape, workloads: &[arguments::Workload], has_adapter: bool) -> Result<(), Failure> {
     use arguments::Workload::{Grpo, Train};
     let trains = workloads.contains(&Train) || workloads.contains(&Grpo);
-    let (needed, free) = (count::training_bytes(&shape.config), machine::free_memory());
+    let needed =
+        if has_adapter { count::frozen_bytes(&shape.config) } else { count::training_bytes(&shape.config) };
+    let free = machine::free_memory();
     match free {
         Some(free) if trains && needed > free => Err(Failure::usage_text(format_args!(
             "training shape {} needs more than {} of memory; {} are free",

@@ -1,6 +1,8 @@
 //! Agents in the sandbox, which is a hidden command of the binary.
 
 use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use crate::support::{Finished, Sandbox};
 
@@ -155,4 +157,67 @@ fn agents_in_the_sandbox_that_fail_or_hang_are_no_reward_of_zero() {
             }
         }
     }
+}
+
+/// A folder from which the recipes can be started.
+fn with_recipes() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    std::os::unix::fs::symlink(recipes, sandbox.path("recipes")).unwrap();
+    sandbox
+}
+
+/// A few steps of a recipe, whose agents must not fail.
+const SHORT: [&str; 8] = [
+    "stage.warmup.steps=20",
+    "stage.warmup.groups_per_batch=8",
+    "stage.rl.steps=2",
+    "stage.rl.groups_per_batch=2",
+    "stage.rl.algorithm.group_size=4",
+    "environment.attempts=1",
+    "eval.tasks=4",
+    "run.name='short'",
+];
+
+fn train_short(sandbox: &Sandbox, recipe: &str) -> std::process::Child {
+    let mut arguments = vec!["train", recipe, "--quiet"];
+    arguments.extend(SHORT.iter().flat_map(|more| ["--set", more]));
+    sandbox.command(&arguments).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn finish(run: std::process::Child) {
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "needs the packages of .ci/agents.txt: run by .ci/agents"]
+fn agents_of_frameworks_train() {
+    let python = std::env::var("RLOOM_TEST_PYTHON").expect("RLOOM_TEST_PYTHON names an interpreter");
+    for program in ["langgraph_agent.py", "openai_agents_sdk.py"] {
+        let sandbox = with_recipes();
+        // The helper is one file without dependencies.
+        let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/rloom/agent.py");
+        std::fs::copy(helper, sandbox.path("rloom.py")).unwrap();
+        let run = train_short(&sandbox, "recipes/agent-tools.toml");
+        let mut agent = Command::new(&python)
+            .args([&format!("recipes/{program}"), "runs/short/agents/lease.json"])
+            .current_dir(sandbox.path(""))
+            .env("PYTHONPATH", sandbox.path(""))
+            .spawn()
+            .unwrap();
+        finish(run);
+        // It ends by itself, but later.
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "a minute: run by .ci/agents"]
+fn agents_that_repair_repositories_train() {
+    let sandbox = with_recipes();
+    let data = Command::new("python3").arg("recipes/coding_data.py").current_dir(sandbox.path("")).status();
+    assert!(data.unwrap().success());
+    finish(train_short(&sandbox, "recipes/coding-agent.toml"));
 }

@@ -202,6 +202,23 @@ fn lost() -> Answer {
 }
 
 fn play(runner: &EpisodeRunner<Prepared>, stops: bool) -> Result<EpisodeOutcome, CollectError> {
+    play_until(runner, async {
+        if !stops {
+            std::future::pending::<()>().await;
+        }
+        while runner.longest_waits(1, |_| true).is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let (_, wait) = runner.longest_waits(1, |_| true).remove(0);
+        assert!(wait.ends_with("for the agent (one call)"), "{wait}");
+    })
+}
+
+/// Stops an episode when a future ends.
+fn play_until(
+    runner: &EpisodeRunner<Prepared>,
+    end: impl Future<Output = ()>,
+) -> Result<EpisodeOutcome, CollectError> {
     let task = Task {
         index: 0,
         prompt: PromptSource::Text("01".to_owned()),
@@ -223,14 +240,7 @@ fn play(runner: &EpisodeRunner<Prepared>, stops: bool) -> Result<EpisodeOutcome,
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let stop = async {
-            if !stops {
-                std::future::pending::<()>().await;
-            }
-            while runner.longest_waits(1, |_| true).is_empty() {
-                tokio::task::yield_now().await;
-            }
-            let (_, wait) = runner.longest_waits(1, |_| true).remove(0);
-            assert!(wait.ends_with("for the agent (one call)"), "{wait}");
+            end.await;
             runner.stop();
             std::future::pending::<()>().await;
         };
@@ -278,9 +288,11 @@ fn a_run_that_stops_does_not_wait_for_its_agents() {
 #[test]
 fn tokens_are_streamed_while_the_engine_samples() {
     let (runner, mut tokens) = streaming(vec![(vec![5, 6], None)]);
-    let outcome = play(&runner, true).unwrap();
-    assert!(matches!(outcome, EpisodeOutcome::Stopped(_)), "the engine has not answered");
-    assert_eq!(received(&mut tokens), [5, 6]);
+    let outcome = play_until(&runner, async {
+        let first = [tokens.recv().await, tokens.recv().await];
+        assert_eq!(first.map(|sampled| sampled.unwrap().token), [5, 6]);
+    });
+    assert!(matches!(outcome.unwrap(), EpisodeOutcome::Stopped(_)), "the engine has not answered");
 }
 
 #[test]

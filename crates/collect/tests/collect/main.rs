@@ -5,3 +5,4 @@ mod bounded;
 mod dropped;
 mod hosted;
 mod prompts;
+mod rows;

@@ -23,6 +23,9 @@ pub(super) fn check(
     for part in data.value.parts() {
         check_source(environment, data, &part.source, problems);
     }
+    if let Some(reward) = reward {
+        check_critics(environment, reward, problems);
+    }
     if let Some(reward) = reward
         && !environment.value.has_steps()
         && let Some(component) =
@@ -39,6 +42,27 @@ pub(super) fn check(
                 .hint(format!("remove the component, or {}", set_game(environment, data))),
         );
     }
+}
+
+/// Models that give agents their credit need agents that share a reward.
+fn check_critics(
+    environment: &Section<EnvironmentSettings>,
+    reward: &Section<RewardSettings>,
+    problems: &mut Vec<Problem>,
+) {
+    let Some(component) = reward.value.components.iter().find(|c| c.kind.judges_agents()) else { return };
+    let reason = match &environment.value {
+        EnvironmentSettings::SelfPlay(_) => "each agent of a game has its own",
+        other if other.agents().is_empty() => "the environment has a single one",
+        other if other.rewards_turns() => "`reward_turns` gives agents their own",
+        _ => return,
+    };
+    let message = format!("the component `{}` gives agents rewards, and {reason}", component.name);
+    problems.push(
+        Problem::new(Code::Conflict, message)
+            .at(reward.origin_or_table("components"), "")
+            .at_if_set(environment.origin("kind"), ""),
+    );
 }
 
 /// Checks that the environment plays the tasks of a source.
@@ -139,18 +163,41 @@ pub(super) fn check_recombination(stage: &StageDraft, algorithm: &Algorithm, pro
             keys.name("algorithm.group_size")
         )));
     }
-    let judged_together = |c: &&ComponentSettings| c.kind.judges_groups();
+    let judged_together = |c: &&ComponentSettings| c.kind.judges_groups() || c.kind.judges_agents();
     if let Some(rollout) = &stage.rollout
         && let Some(component) = rollout.reward.value.components.iter().find(judged_together)
     {
         problems.push(
             conflict(format!(
-                "the component `{}` compares the episodes of a group, and cannot judge combinations of their turns",
+                "the component `{}` judges whole groups or single agents, and no combinations of turns",
                 component.name
             ))
             .at(rollout.reward.origin_or_table("components"), ""),
         );
     }
+}
+
+/// A joint critic values a reward that several agents share.
+pub(super) fn check_joint_critic(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    if !algorithm.critic.is_some_and(|critic| critic.is_joint) {
+        return;
+    }
+    let (environment, keys) = (&stage.environment, &stage.keys);
+    let message = match &environment.value {
+        EnvironmentSettings::SelfPlay(_) => {
+            "advantage \"joint_gae\" values the reward that agents share, and here each has its own"
+        }
+        other if other.agents().is_empty() => {
+            "advantage \"joint_gae\" values what several agents know together, and here there is one; use \"gae\""
+        }
+        _ => return,
+    };
+    let key = if keys.is_set("algorithm.advantage") { "algorithm.advantage" } else { "method" };
+    problems.push(
+        Problem::new(Code::Conflict, message)
+            .at(keys.origin_or_table(key), "")
+            .at_if_set(environment.origin("kind"), ""),
+    );
 }
 
 /// Hint to set the environment, in the shared table if no table sets it yet, and tasks for it. The game is that of the tasks,

@@ -216,7 +216,7 @@ fn check_stage(
         );
     }
     for (model, is_trained) in [
-        ("a critic", resolved.algorithm.critic.is_some()),
+        ("a critic", resolved.algorithm.critic.is_some_and(|critic| !critic.is_joint)),
         ("a process-reward model", resolved.algorithm.prm.is_some()),
     ] {
         if is_trained {

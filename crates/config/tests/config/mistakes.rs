@@ -288,6 +288,51 @@ fn environments() {
 }
 
 #[test]
+fn credit_of_several_agents() {
+    let stage = |environment: &str, algorithm: &str| {
+        format!(
+            "[[stage]]\nname = \"rl\"\nmethod = \"grpo\"\n{environment}\n[stage.algorithm]\n{algorithm}\n"
+        )
+    };
+    let debate = |rounds: u32, count: u32| {
+        let role = format!("count = {count}, revise = \"{{others}}\"");
+        let role = if rounds > 1 { role } else { format!("count = {count}") };
+        format!("environment = {{ kind = \"debate\", rounds = {rounds}, agents = {{ a = {{ {role} }} }} }}")
+    };
+    const CROSS: &str = "group_size = 8\nadvantage = { kind = \"magrpo\", pairing = \"cross\" }";
+    let judged = |component: &str| format!("[reward]\ncomponents = [{component}]\n");
+    let critic = "{ model = \"m\", url = \"http://localhost/v1\" }";
+    let critics = judged(&format!(
+        "{{ kind = \"critics\", explorer = {critic}, exploiter = {critic}, assessor = {critic} }}"
+    ));
+    let diversity = judged("{ kind = \"exact\" }, { kind = \"diversity\" }");
+    for valid in [
+        stage(&debate(1, 4), CROSS),
+        stage(&debate(1, 5), "advantage = \"counterfactual\""),
+        stage(&debate(2, 5), "advantage = \"joint_gae\""),
+    ] {
+        let (codes, text) = errors_of(&valid, &[]);
+        assert!(codes.is_empty(), "{text}");
+    }
+    compare(
+        "credit",
+        &[
+            (&stage("", CROSS), &[Code::Conflict]),
+            (&stage(&debate(2, 2), "advantage = \"counterfactual\""), &[Code::Conflict]),
+            (&stage(&debate(1, 5), CROSS), &[Code::Conflict]),
+            (&format!("{diversity}{}", stage(&debate(1, 2), CROSS)), &[Code::Conflict]),
+            (&stage("", "advantage = \"joint_gae\""), &[Code::Conflict]),
+            (
+                &stage(&debate(2, 2), "advantage = \"joint_gae\"\ncritic.backbone = \"shared\""),
+                &[Code::Unread],
+            ),
+            (&stage(&debate(1, 2), &CROSS.replace(" }", ", gamma = 0.5 }")), &[Code::Unread]),
+            (&critics, &[Code::Conflict]),
+        ],
+    );
+}
+
+#[test]
 fn stages() {
     compare(
         "stages",

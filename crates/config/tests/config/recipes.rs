@@ -35,11 +35,13 @@ fn recipes_are_valid_and_round_trip() {
     for name in [
         "arithmetic.toml",
         "code.toml",
+        "coding-agent.toml",
         "frozen-lake.toml",
         "gsm8k.toml",
         "guess.toml",
         "judge-model.toml",
         "judge.toml",
+        "lora.toml",
         "mixed-domains.toml",
         "tic-tac-toe.toml",
         "self-play-kuhn-poker.toml",

@@ -21,8 +21,8 @@ use serde_json::Value;
 pub use arithmetic::{ArithmeticSettings, DigitOrder, Digits, HeldOut, Style};
 pub use countdown::{CountdownSettings, Wording};
 pub use games::{
-    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Seat,
-    SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
+    BanditSettings, BlackjackSettings, ConnectFourSettings, FrozenLakeSettings, KuhnPokerSettings, Notation,
+    Seat, SokobanSettings, SudokuSettings, TicTacToeSettings, WordleSettings,
 };
 pub use graded::GradedRows;
 pub use guess::GuessSettings;

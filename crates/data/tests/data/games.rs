@@ -92,6 +92,50 @@ fn seats_decide_who_has_moved() {
 }
 
 #[test]
+fn games_begin_with_an_opening() {
+    let lines = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
+    for (seat, opening, expected) in [
+        ("first", 5, &[0, 2, 4][..]),
+        ("second", 6, &[1, 3, 5]),
+        ("second", 0, &[1]),
+        ("both", 8, &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    ] {
+        let settings = settings(json!({ "seat": seat, "opening": opening }), "tic_tac_toe");
+        let mut seen = BTreeSet::new();
+        for task in tasks(&settings, Split::Train, 1) {
+            let (mark, board) = task.answer.split_once(' ').unwrap();
+            let cells: String = board.split('/').collect();
+            let of = |mark: char| cells.matches(mark).count();
+            assert!(of('X') == of('O') + usize::from(mark == "O"), "{}", task.answer);
+            let cell = |index: usize| cells.as_bytes()[index];
+            let is_full =
+                |line: &[usize; 3]| cell(line[0]) != b'.' && line.iter().all(|&c| cell(c) == cell(line[0]));
+            assert!(!lines.iter().any(is_full), "{}", task.answer);
+            seen.insert(of('X') + of('O'));
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), expected, "{seat}");
+    }
+}
+
+#[test]
+fn games_of_tic_tac_toe_are_written_as_moves() {
+    let table = |notation: &str| json!({ "seat": "both", "opening": 6, "notation": notation });
+    let [boards, moves] =
+        ["board", "moves"].map(|notation| tasks(&settings(table(notation), "tic_tac_toe"), Split::Train, 1));
+    for (board, moves) in boards.iter().zip(&moves) {
+        assert_eq!(moves.prompt, PromptSource::Text(format!("{}:", moves.answer)));
+        let (mark, listed) = moves.answer.split_once(' ').unwrap_or((&moves.answer, ""));
+        let mut cells = *b".../.../...";
+        for pair in listed.as_bytes().chunks(2) {
+            let cell = usize::from(pair[1] - b'1');
+            cells[cell + cell / 3] = pair[0];
+        }
+        assert_eq!(board.answer, format!("{mark} {}", String::from_utf8(cells.to_vec()).unwrap()));
+    }
+    assert!(moves.iter().any(|task| task.answer == "X"));
+}
+
+#[test]
 fn grids_have_their_number_of_blanks_and_one_solution() {
     let settings = settings(json!({ "min_blanks": 8, "max_blanks": 9 }), "sudoku");
     for task in tasks(&settings, Split::Train, 1).iter().take(20) {
@@ -130,6 +174,7 @@ fn settings_out_of_range_are_errors() {
         ("sudoku", "max_blanks", json!(11)),
         ("wordle", "words", json!(193)),
         ("bandit", "arms", json!(1)),
+        ("tic_tac_toe", "opening", json!(9)),
     ] {
         let settings: DataSettings =
             serde_json::from_value(json!({ "generator": game, key: value })).unwrap();

@@ -254,15 +254,27 @@ fn hostile_lines_name_their_place() {
     );
 }
 
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
 #[test]
-fn compressed_lines_are_not_expanded() {
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    gzip.write_all(b"{\"prompt\": \"x\"}\n").unwrap();
-    let whole = gzip.finish().unwrap();
+fn only_files_that_are_named_so_are_expanded() {
+    let whole = gzip(b"{\"prompt\": \"x\"}\n");
     for bytes in [&whole[..], &whole[..whole.len() / 2]] {
-        let (error, _) = error("a.jsonl.gz", bytes);
+        let (error, _) = error("a.parquet.gz", bytes);
         assert!(matches!(error, DataError::UnknownFormat { .. }), "{error}");
         let (_, text) = self::error("a.jsonl", bytes);
         assert!(text.starts_with("a.jsonl:1: not UTF-8"), "{text}");
     }
+}
+
+#[test]
+fn a_small_file_does_not_expand_to_an_endless_line() {
+    let bomb = gzip(&vec![b' '; 65 << 20]);
+    assert!(bomb.len() < 1 << 20);
+    let (_, text) = error("a.jsonl.gz", &bomb);
+    assert_eq!(text, "a.jsonl.gz:1: the line is longer than 64 MiB");
 }

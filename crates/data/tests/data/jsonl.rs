@@ -267,7 +267,10 @@ fn empty_and_missing_files_are_refused() {
         open(FileSettings::new(folder.path().join("gone.jsonl")), Split::Train).unwrap_err().to_string();
     assert!(error.starts_with("cannot read ") && error.contains("gone.jsonl: "), "{error}");
     let error = open(FileSettings::new(folder.file("data.csv", "a,b")), Split::Train).unwrap_err();
-    assert_eq!(error.help().unwrap().to_string(), "data files end in .jsonl or .parquet");
+    assert_eq!(
+        error.help().unwrap().to_string(),
+        "data files end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet"
+    );
 }
 
 /// GSM8K is not part of the repository: the test reads it from `RLOOM_GSM8K` or a folder next to the repository.

@@ -1,5 +1,6 @@
 //! Data files, data sets of the hub, and generated tasks.
 
+mod compressed;
 mod games;
 mod generators;
 mod hostile;
@@ -8,5 +9,6 @@ mod jsonl;
 mod made_parquet;
 mod mixtures;
 mod parquet;
+mod row_types;
 mod rows;
 mod settings;

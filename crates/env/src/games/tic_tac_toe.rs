@@ -26,22 +26,16 @@ game_settings! {
 impl Rules for TicTacToeSettings {
     const NAME: &'static str = "tic_tac_toe";
     const ALPHABET: &'static str = "123456789XO./?";
-    const START: &'static str = "the policy's mark and a board, such as `X .../.../...`";
+    const START: &'static str =
+        "the policy's mark and a board or the moves, such as `X .../.../...` or `O X5`";
 
     fn check(&self) -> Result<(), SettingError> {
         ValueRange::between(-1.0, 1.0).check("draw_reward", self.draw_reward)
     }
 
     fn begin(&self, answer: &str, draws: Draws) -> Option<Box<dyn Game>> {
-        let (mark, board) = answer.trim().split_once(' ')?;
-        let board = Board::read(board)?;
-        let mark = match mark {
-            "X" => Mark::X,
-            "O" => Mark::O,
-            _ => return None,
-        };
-        let is_open = board.result().is_none() && board.mover() == mark;
-        is_open.then(|| Box::new(Match { settings: self.clone(), mark, board, draws }) as Box<dyn Game>)
+        let Start { board, .. } = Start::read(answer)?;
+        Some(Box::new(Match { settings: self.clone(), mark: board.mover(), board, draws }))
     }
 }
 
@@ -64,8 +58,53 @@ pub(super) struct Board([Option<Mark>; 9]);
 const LINES: [[usize; 3]; 8] =
     [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
 
+/// The beginning of a game, as the answer of a task has it.
+#[derive(Debug)]
+pub(super) struct Start {
+    /// A board on which the game is not over.
+    pub(super) board: Board,
+    /// The moves, if they are written instead of the board.
+    pub(super) moves: Option<String>,
+}
+
+impl Start {
+    /// Reads `X .../.../...`, `X` or `O X5`: the mark of the player that moves next, and the board or all moves.
+    pub(super) fn read(answer: &str) -> Option<Self> {
+        let answer = answer.trim();
+        let (mark, position) = answer.split_once(' ').unwrap_or((answer, ""));
+        let start = if position.contains('/') {
+            Self { board: Board::read(position)?, moves: None }
+        } else {
+            Self { board: Board::after(position)?, moves: Some(position.to_owned()) }
+        };
+        (start.board.result().is_none() && start.board.mover().name() == mark).then_some(start)
+    }
+}
+
+impl Mark {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::X => "X",
+            Self::O => "O",
+        }
+    }
+}
+
 impl Board {
-    pub(super) fn read(text: &str) -> Option<Self> {
+    /// The board after moves such as `X5O1`.
+    fn after(moves: &str) -> Option<Self> {
+        let mut board = Self([None; 9]);
+        let mut rest = moves;
+        while !rest.is_empty() {
+            let (cell, after) = rest.strip_prefix(board.mover().name())?.split_at_checked(1)?;
+            let cell = digit(cell)?.checked_sub(1).filter(|cell| board.empty().contains(cell))?;
+            board = board.with(cell);
+            rest = after;
+        }
+        Some(board)
+    }
+
+    fn read(text: &str) -> Option<Self> {
         let mut cells = [None; 9];
         let mut rows = 0;
         for (r, row) in text.split('/').enumerate() {
@@ -278,9 +317,26 @@ mod tests {
         }
         let settings = TicTacToeSettings::default();
         let draws = || Draws::chance(rloom_core::RandomKey::new(1, 0, rloom_core::Purpose::Rollout, 1));
-        for wrong in ["O .../.../...", "X X../.../...", "X XXX/OO./...", ".../.../...", "Y .../.../..."] {
+        for wrong in [
+            "O .../.../...",
+            "X X../.../...",
+            "X XXX/OO./...",
+            ".../.../...",
+            "Y .../.../...",
+            "",
+            "O",
+            "X X1",
+            "X X1X2",
+            "X X1O",
+            "X X1O0",
+            "X X1O1",
+            "O X1O4X2O5X3",
+        ] {
             assert!(settings.begin(wrong, draws()).is_none(), "{wrong:?}");
         }
-        assert!(settings.begin("O X../.../...", draws()).is_some());
+        for start in ["O X../.../...", "X", "O X9", "X X5O1"] {
+            assert!(settings.begin(start, draws()).is_some(), "{start:?}");
+        }
+        assert_eq!(Board::after("X5O1"), Board::read("O../.X./..."));
     }
 }

@@ -156,6 +156,16 @@ impl EnvironmentSettings {
         self.kind().agents()
     }
 
+    /// True if each turn of several agents is judged by itself.
+    pub fn rewards_turns(&self) -> bool {
+        match self {
+            Self::Debate(debate) => debate.reward_turns,
+            Self::Chain(chain) => chain.reward_turns,
+            Self::Mixture(mixture) => mixture.reward_turns,
+            _ => false,
+        }
+    }
+
     /// True if turns of different episodes can be combined: each of several agents takes a single turn that depends on no other.
     pub fn combines_turns(&self) -> bool {
         self.kind().combines_turns()

@@ -186,6 +186,21 @@ fn two_agents_play_each_other() {
     // A turn that is not a move ends the game, if the settings say so.
     let (_, episode) = moves(&*game(json!({"illegal_ends": true})), &["1", "1"]);
     assert_eq!(episode.outcome.agents, [("first".into(), 0.0), ("second".into(), -0.1)].into());
+    // Positions are written as the task has them.
+    let played = |world: &dyn World| {
+        let task = Task { answer: "X X5O1".into(), ..task("X X5O1:") };
+        let mut play = now(Playthrough::begin(world, &task, &tokenizer, 400, random())).unwrap();
+        let mut told = |text: &str| {
+            let agent = play.ready().unwrap()[0];
+            let tokens = play.segments(agent).unwrap().tokens().to_vec();
+            let written = tokenizer.encode(text, false).unwrap();
+            now(play.act(agent, turn(&written, StopReason::StopToken))).unwrap();
+            tokenizer.decode(&tokens, true).unwrap()
+        };
+        ["9", "2", "3"].map(&mut told)
+    };
+    let told = played(&*game(json!({"observation": "move"})));
+    assert_eq!(told, ["X X5O1:", "O X5O1X9:", "X X5O1:92"]);
     // An agent without turns left ends it, too.
     let (said, _) = moves(&*game(json!({"max_turns": 1})), &["1", "2"]);
     assert_eq!(said.len(), 2);

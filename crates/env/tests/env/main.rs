@@ -12,6 +12,7 @@ mod guess;
 mod history;
 mod python;
 mod reasoning;
+mod rows;
 mod segments;
 mod settings;
 mod support;

@@ -167,6 +167,7 @@ fn base_folder(adapter: &Path, recorded: &Path) -> Option<PathBuf> {
     [recorded.to_owned(), adapter.join(recorded)]
         .into_iter()
         .chain(moved)
+        .filter(|base| base != adapter)
         .find(|folder| folder.join("config.json").is_file())
 }
 

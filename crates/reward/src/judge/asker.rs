@@ -31,8 +31,18 @@ pub(crate) struct Asker {
 
 impl Asker {
     pub(crate) fn new(settings: &ModelJudge, timeout: Duration, clock: Clock) -> Result<Self, ModelError> {
+        Self::with_prompt(settings, Form::of(settings).default_prompt(), timeout, clock)
+    }
+
+    /// An asker whose prompt is this template, unless the settings name a file.
+    pub(crate) fn with_prompt(
+        settings: &ModelJudge,
+        default: &str,
+        timeout: Duration,
+        clock: Clock,
+    ) -> Result<Self, ModelError> {
         let form = Form::of(settings);
-        let prompt = Prompt::open(settings.prompt.as_deref(), form.default_prompt(), form.shown())?;
+        let prompt = Prompt::open(settings.prompt.as_deref(), default, form.shown())?;
         let model: OnceLock<Arc<dyn JudgeModel>> = OnceLock::new();
         if let Some(url) = &settings.url {
             let api_key_env = settings.api_key_env.as_deref();
@@ -93,6 +103,11 @@ impl Asker {
 
     /// The values of the judge's verdict.
     pub(crate) fn ask(&self, material: &Material<'_>) -> Result<Vec<f64>, ModelError> {
+        Ok(self.answer(material)?.0)
+    }
+
+    /// The values of the judge's verdict, and its answer.
+    pub(crate) fn answer(&self, material: &Material<'_>) -> Result<(Vec<f64>, String), ModelError> {
         let model = self.model()?;
         let question = self.question(material)?;
         let key =
@@ -103,8 +118,8 @@ impl Asker {
             self.read(&answer, material)
         })?;
         match remembered.number {
-            Some(number) if self.settings.logprobs => Ok(vec![number]),
-            _ => self.values(&remembered.text, material),
+            Some(number) if self.settings.logprobs => Ok((vec![number], remembered.text)),
+            _ => Ok((self.values(&remembered.text, material)?, remembered.text)),
         }
     }
 

@@ -10,6 +10,7 @@ mod calibration;
 mod chat;
 mod classifier;
 mod client;
+mod critics;
 mod digest;
 mod error;
 mod form;
@@ -26,6 +27,7 @@ mod verdict_line;
 
 pub use calibrate::calibrate;
 pub use calibration::{Agreement, Calibration, CalibrationError, MasterKey};
+pub use critics::{Critic, Critics};
 pub use error::{ModelError, Unreadable};
 pub(crate) use gate::{Clock, Gate};
 pub use model::{Answer, JudgeModel, JudgeModels, Question};

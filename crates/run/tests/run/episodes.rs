@@ -71,6 +71,7 @@ def play(task):
 const GAME: &str = "game";
 const SELF_PLAY: &str = "self-play";
 const DEBATE: &str = "debate";
+const JOINT: &str = "joint";
 const PROCESS: &str = "process";
 /// Turns after the first ones of their episodes up to the kill.
 const KILL: u64 = 60;
@@ -92,13 +93,17 @@ fn config(kind: &str, directory: &Path) -> Config {
             "environment={kind='self_play',game='tic_tac_toe',max_turns=6}",
             "stage.rl.algorithm.advantage=role_baseline",
         ],
-        DEBATE => &[
+        DEBATE | JOINT => &[
             "data.generator=arithmetic",
             "data.operations=['+']",
             "data.max_digits=1",
             "environment={kind='debate',rounds=3,separator='+',agents={a={count=2,revise='{task}{others}'}}}",
             "reward.components=[{kind='random'}]",
-            "stage.rl.algorithm.advantage=per_agent",
+            if kind == DEBATE {
+                "stage.rl.algorithm.advantage=per_agent"
+            } else {
+                "stage.rl.algorithm.advantage=joint_gae"
+            },
         ],
         _ => &["data.generator=arithmetic", "data.operations=['+']", "data.max_digits=1", &python],
     };
@@ -310,6 +315,8 @@ fn games_that_are_stopped_in_the_middle_end_in_the_same_bytes() {
 fn episodes_of_several_agents_that_are_killed_in_the_middle_end_in_the_same_bytes() {
     killed(SELF_PLAY);
     killed(DEBATE);
+    // A critic of what all agents know.
+    killed(JOINT);
 }
 
 #[test]

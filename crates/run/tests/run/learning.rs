@@ -57,13 +57,18 @@ pub(crate) fn z(before: f64, after: f64, n: f64) -> f64 {
 /// p < 1e-3, one-sided.
 pub(crate) const SIGNIFICANT: f64 = 3.090;
 
-/// Methods of different kinds (group baseline, sequence ratio, critic, process-reward model), with their overrides of the
-/// recipe.
-const METHODS: [(&str, &[&str]); 4] = [
-    ("grpo", &[]),
-    ("gspo", &[]),
-    ("ppo", &["stage.rl.groups_per_batch=256", "stage.rl.algorithm.group_size=1"]),
-    ("prime", &[]),
+/// Methods of different kinds (group baseline, sequence ratio, critic, process-reward model) and an adapter: a name, the
+/// method, and overrides of the recipe.
+const METHODS: [(&str, &str, &[&str]); 5] = [
+    ("grpo", "grpo", &[]),
+    (
+        "adapter",
+        "grpo",
+        &["stage.rl.trainer.lora={rank=8,alpha=16.0}", "stage.rl.trainer.learning_rate=3e-3"],
+    ),
+    ("gspo", "gspo", &[]),
+    ("ppo", "ppo", &["stage.rl.groups_per_batch=256", "stage.rl.algorithm.group_size=1"]),
+    ("prime", "prime", &[]),
 ];
 
 #[test]
@@ -73,16 +78,16 @@ fn accuracy_rises_unless_the_reward_is_flipped() {
         config(RECIPE, directory.path(), &[SHORT[2], SHORT[3], "stage.rl.steps=1", "eval.every=1000"]);
     rloom_run::train(&warmup, &mut (), &StopFlag::default()).unwrap();
     let warm = from_model(&warmup.run_directory().join("checkpoints/warmup-step-000500"));
-    for (method, more) in METHODS {
+    for (case, method, more) in METHODS {
         let chosen = format!("stage.rl.method={method}");
         let train = |name: &str, flipped: &[&str]| {
-            let name = format!("run.name={method}-{name}");
+            let name = format!("run.name={case}-{name}");
             let overrides = [&[chosen.as_str(), &name, SHORT[0], SHORT[1]], more, flipped].concat();
             accuracies(&config(&warm, directory.path(), &overrides))
         };
         let (before, after, n) = train("learns", &[]);
-        assert!(z(before, after, n) > SIGNIFICANT, "{method}: {before} → {after} on {n} tasks");
-        if method == "grpo" {
+        assert!(z(before, after, n) > SIGNIFICANT, "{case}: {before} → {after} on {n} tasks");
+        if case == "grpo" {
             // bf16 starts and ends like f32, within statistical error.
             let (start, other, n) = train("bf16", &["model.dtype=bf16"]);
             assert!(z(start, other, n) > SIGNIFICANT, "bf16: {start} → {other} on {n} tasks");
@@ -95,6 +100,6 @@ fn accuracy_rises_unless_the_reward_is_flipped() {
             &["reward.components=[{kind='numeric',extract=['hashes','whole'],weight=-1.0}]"],
         );
         assert_eq!(start, before, "the warm start is the same");
-        assert!(z(start, after, n) <= SIGNIFICANT, "{method}, flipped: {start} → {after} on {n} tasks");
+        assert!(z(start, after, n) <= SIGNIFICANT, "{case}, flipped: {start} → {after} on {n} tasks");
     }
 }

@@ -17,6 +17,9 @@ use crate::recipe;
 const LORA: &str =
     "stage.rl.trainer.lora={rank=4,alpha=16.0,targets=['q_proj','v_proj','o_proj','up_proj','down_proj']}";
 
+/// Rewards that give every group contrast.
+const REWARD: &str = "reward.components=[{kind='random'},{kind='exact'}]";
+
 fn train(directory: &Path, overrides: &[&str]) -> Result<Config, RunError> {
     let config = recipe::config(directory, overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default())?;
@@ -44,6 +47,7 @@ fn adapters_are_sampled_and_trained_with_the_same_bits() {
             directory.path(),
             &[
                 LORA,
+                REWARD,
                 &chosen,
                 "run.checkpoint_every=1",
                 "stage.rl.algorithm.minibatches=2",
@@ -73,7 +77,7 @@ fn adapters_are_sampled_and_trained_with_the_same_bits() {
         }
         assert_eq!(metric(&config, "mismatch/max_abs"), [0.0; 6]);
         let kl = metric(&config, "kl");
-        assert!(kl[0].abs() < 1e-6 && kl[5] > 1e-5, "{kl:?}");
+        assert!(kl[5] > 1e-3, "{kl:?}");
     }
 }
 
@@ -88,7 +92,7 @@ fn a_stage_continues_an_adapter() {
     let kl = "stage.rl.algorithm.kl.coef=0.1";
     let text = crate::recipe::without_model();
     let parent = format!("run.directory={}", directory.path().display());
-    let overrides = [parent.as_str(), &path, lora, kl, "run.checkpoint_every=2", "run.name=both"];
+    let overrides = [parent.as_str(), &path, lora, kl, REWARD, "run.checkpoint_every=2", "run.name=both"];
     let config =
         Config::from_text("tiny.toml", &text, &overrides).map_err(|errors| errors.to_string()).unwrap();
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
@@ -124,7 +128,7 @@ fn a_stage_continues_an_adapter() {
     let error = continued("run.name=other", "trainer.lora={rank=8}").unwrap_err();
     assert!(matches!(error, RunError::OtherAdapter { .. }), "{error}");
     continued("run.name=same", "trainer.lora={rank=4}").unwrap();
-    let merged = directory.path().join("merged");
+    let merged = directory.path().join("export");
     fs::create_dir(&merged).unwrap();
     last.merged().save(&merged, &GenerationConfig::default()).unwrap();
     rloom_text::Tokenizer::load(&adapter).unwrap().save(&merged).unwrap();
@@ -138,7 +142,7 @@ fn a_stage_continues_an_adapter() {
 /// Every method of another kind trains an adapter: with a critic of its own, and with a process-reward model.
 #[test]
 fn methods_with_further_models_train_an_adapter() {
-    for method in ["ppo", "prime", "reinforce"] {
+    for method in ["ppo", "prime", "reinforce_pp"] {
         let directory = tempfile::tempdir().unwrap();
         let chosen = format!("stage.rl.method={method}");
         let config = train(directory.path(), &[LORA, &chosen, "stage.rl.steps=2", "eval.every=100"]).unwrap();

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use miette::Diagnostic;
 use rloom_config::Config;
+use rloom_core::metric;
 use rloom_hub::Hub;
 use rloom_reward::{Assessment, Completion, JudgeError, OnError, Reward, Scorer};
 use rloom_run::assembly::EmbeddedEngines;
@@ -80,6 +81,15 @@ impl Trial {
         read_events(&self.run().join("events.jsonl")).unwrap().into_iter().map(|line| line.event).collect()
     }
 
+    /// Tokens that carry loss in each step of two groups.
+    fn learned_tokens(&self) -> Vec<f64> {
+        let tokens = |event: Event| match event {
+            Event::Step { metrics, .. } => Some(metrics[metric::MEAN_LENGTH] * 2.0),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(tokens).collect()
+    }
+
     fn prompts(&self) -> Vec<PromptSummary> {
         let prompts = self.events().into_iter().filter_map(|event| match event {
             Event::Prompts(summary) => Some(summary),
@@ -121,16 +131,26 @@ fn the_prompts_of_later_stages_are_refused_before_the_first_one() {
     assert!(text.starts_with("eval: data.jsonl:5: the prompt has 22 tokens"), "{text}");
 }
 
-#[test]
-fn demonstrations_must_fit_into_the_context() {
-    let row = |n: usize| json!({"prompt": "aaa", "completion": "b".repeat(n)});
-    let trial = Trial::new(&[row(4), row(20), row(21), row(30)]);
-    let stage = "[[stage]]\nname = \"sft\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 1\n";
+/// A run with one supervised stage of one step.
+fn supervised(trial: &Trial, overrides: &[&str]) -> Result<Summary, RunError> {
+    let stage = "[[stage]]\nname = \"sft\"\nmethod = \"sft\"\nsteps = 1\ngroups_per_batch = 2\n";
     let text = TEXT.split("[sampling]").next().unwrap().to_owned() + stage;
     let path = trial.folder.path().display();
-    let overrides = [format!("run.directory={path}"), format!("data.path={path}/data.jsonl")];
-    let config = Config::from_text("rows.toml", &text, &overrides).map_err(|e| e.to_string()).unwrap();
-    let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err();
+    let own = [format!("run.directory={path}"), format!("data.path={path}/data.jsonl")];
+    let all: Vec<&str> = own.iter().map(String::as_str).chain(overrides.iter().copied()).collect();
+    let config = Config::from_text("rows.toml", &text, &all).map_err(|e| e.to_string()).unwrap();
+    rloom_run::train(&config, &mut (), &StopFlag::default())
+}
+
+/// Rows with completions of these lengths, without the end token.
+fn completions(lengths: &[usize]) -> Trial {
+    let row = |length: &usize| json!({"prompt": "aaa", "completion": "b".repeat(*length)});
+    Trial::new(&lengths.iter().map(row).collect::<Vec<_>>())
+}
+
+#[test]
+fn demonstrations_must_fit_into_the_context() {
+    let error = supervised(&completions(&[4, 20, 21, 30]), &[]).unwrap_err();
     // With the end token: 3 + 21 tokens fit.
     let text = error.to_string();
     assert!(
@@ -139,6 +159,69 @@ fn demonstrations_must_fit_into_the_context() {
              34 tokens"
         ),
         "{text}"
+    );
+}
+
+#[test]
+fn long_rows_are_dropped_or_cut_and_counted() {
+    for (rule, tasks, long, cut, longest) in
+        [("drop", 2, 2, 0, 21), ("keep_start", 4, 0, 2, 21), ("keep_end", 4, 0, 2, 23)]
+    {
+        let trial = completions(&[4, 20, 21, 30]);
+        supervised(&trial, &[&format!("data.too_long={rule}")]).unwrap();
+        let [summary] = trial.prompts().try_into().unwrap();
+        let rows = summary.rows.clone().unwrap();
+        assert_eq!((summary.tasks, summary.dropped, summary.room), (tasks, 0, 24), "{rule}");
+        assert_eq!((rows.kind.as_str(), rows.no_room), ("demonstrations", 0), "{rule}");
+        assert_eq!((rows.long, rows.cut, rows.longest), (long, cut, longest), "{rule}");
+        assert_eq!(trial.learned_tokens().len(), 1, "{rule}");
+    }
+    // With a limit of their own, and one that leaves no room for a completion.
+    let trial = completions(&[4, 20, 21]);
+    supervised(&trial, &["data.too_long=drop", "data.max_tokens=8"]).unwrap();
+    assert_eq!((trial.prompts()[0].tasks, trial.prompts()[0].room), (1, 8));
+    let error =
+        supervised(&completions(&[4, 5]), &["data.too_long=keep_start", "data.max_tokens=3"]).unwrap_err();
+    assert_eq!(error.to_string(), "sft: all 2 rows have more than 3 tokens; the shortest has 8");
+}
+
+#[test]
+fn loss_is_on_as_many_tokens_as_the_data_says() {
+    let row = |prompt: &str| json!({"prompt": prompt, "completion": "bb"});
+    for (overrides, tokens) in [(vec![], 6.0), (vec!["data.loss_on=all"], 6.0 + 4.0 + 2.0)] {
+        let trial = Trial::new(&[row("aaaaa"), row("aaa")]);
+        supervised(&trial, &overrides).unwrap();
+        assert_eq!(trial.learned_tokens(), [tokens], "{overrides:?}");
+    }
+    let trial = Trial::new(&[json!({"text": "abc"}), json!({"text": "abcdef"})]);
+    supervised(&trial, &[]).unwrap();
+    assert_eq!(trial.learned_tokens(), [3.0 + 6.0]);
+    let trial = Trial::new(&[json!({"chosen": "abc", "rejected": "abd"})]);
+    let text = supervised(&trial, &[]).unwrap_err().to_string();
+    assert!(
+        text.contains("learns from demonstrations, but the row has the fields of preference pairs"),
+        "{text}"
+    );
+}
+
+#[test]
+fn rows_that_are_read_as_texts_need_no_environment() {
+    let trial = Trial::new(&[
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+    ]);
+    let text = supervised(
+        &trial,
+        &[
+            "environment.kind=guess",
+            "data.loss_on=assistant",
+            "tokenizer.alphabet=abcdefghijklmnopqrstuvwxyz 0123456789:-<=>?",
+        ],
+    )
+    .unwrap_err()
+    .to_string();
+    assert_eq!(
+        text,
+        "sft: `loss_on = \"assistant\"`: only for the environment `single_turn`, but the stage has `guess`; remove one of the two"
     );
 }
 

@@ -228,6 +228,18 @@ def check_checkpoints(service: tinker.ServiceClient) -> None:
         assert "exists" in str(error) and error.category == types.RequestErrorCategory.User
     else:
         raise AssertionError("an existing checkpoint was replaced")
+    # Lists, and what is deleted.
+    rest = service.create_rest_client()
+    own = rest.list_checkpoints(saved.removeprefix("tinker://").split("/")[0]).result().checkpoints
+    assert [(one.checkpoint_type, one.tinker_path) for one in own if one.tinker_path == saved] == [("training", saved)]
+    assert path in [one.tinker_path for one in own if one.checkpoint_type == "sampler"]
+    assert all(one.size_bytes > 0 and one.time.year > 2000 for one in own)
+    everything = rest.list_user_checkpoints(limit=2).result()
+    assert len(everything.checkpoints) == 2 < everything.cursor.total_count
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    left = rest.list_checkpoints(saved.removeprefix("tinker://").split("/")[0]).result().checkpoints
+    assert path not in [one.tinker_path for one in left] and len(left) == len(own) - 1
+    assert not folder(path).exists()
     training.save_state("one", overwrite=True).result()
     print("checkpoints: continuing gives the same bits")
 

@@ -113,6 +113,11 @@ pub(super) fn triangle(n: usize) -> usize {
     n * (n + 1) / 2
 }
 
+/// Bytes of frozen weights in rows and packed. With bf16, the weights are made in f32 first.
+pub(super) fn frozen_bytes(config: &ModelConfig) -> u64 {
+    config.parameter_count() * (size_of::<f32>() + config.dtype.bytes()) as u64
+}
+
 /// Memory of the training state in bytes, independent of the batch: master weights, gradients, two moments and packed
 /// weights.
 pub(super) fn training_bytes(config: &ModelConfig) -> u64 {

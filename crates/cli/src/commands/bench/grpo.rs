@@ -17,7 +17,6 @@ use rloom_engine::{
     Form, GenerateRequest, Generation, OnUpdate, OptimStep, PackedBatch, RolloutEngine, RolloutSettings,
     SamplingSettings, TrainEngine, TrainSettings, generate_all, pack,
 };
-use rloom_model::Model;
 use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
@@ -60,7 +59,7 @@ fn step(bench: &Bench<'_>) -> Result<Step<impl RolloutEngine + use<>, impl Train
     let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
     let rollout =
         assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
-    let trainer = assembly::train_engine(ctx, Model::init(config, 0));
+    let trainer = assembly::train_engine(ctx, bench.model());
     let prompts = (0..batch.prompts as u64)
         .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
         .collect();
@@ -168,6 +167,7 @@ impl<R: RolloutEngine, T: TrainEngine> Step<R, T> {
             components: &[],
             values: &[],
             last_value: None,
+            round_values: &[],
             steps: &[],
             prm_logprob: &[],
             prm_reference_logprob: &[],

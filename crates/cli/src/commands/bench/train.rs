@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
 use rloom_model::{
-    ActivationCheckpointing, Gradients, Model, Optimizer, OptimizerSettings, PackedTokens, ScoreGrads,
-    ScoreRows,
+    ActivationCheckpointing, Gradients, Optimizer, OptimizerSettings, PackedTokens, ScoreGrads, ScoreRows,
 };
 
 use super::count::Operations;
@@ -20,7 +19,7 @@ const LEARNING_RATE: f64 = 1e-4;
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let TrainBatch { sequences, length } = bench.shape.train;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
-    let mut model = Model::init(config, 0);
+    let mut model = bench.model();
     let mut optimizer = Optimizer::new(&model, OptimizerSettings::default());
     let mut gradients = Gradients::zeros(&model);
     let algorithm = Algorithm::preset(Method::Sft).map_err(Failure::failed)?;

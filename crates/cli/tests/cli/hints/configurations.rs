@@ -116,6 +116,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("remove `{}`: new weights then wait for the groups of older versions", &[STALE, PINNED, "schedule.on_update=keep"], "remove `schedule.on_update`: new weights then wait for the groups of older versions", &[&[STALE, PINNED]]),
     mistake("set `max_staleness = 0`, or disable the filter: `algorithm.filter.dynamic_sampling = false`", &[STALE, PINNED, "stage.rl.method=dapo"], "set `max_staleness = 0`, or disable the filter: `algorithm.filter.dynamic_sampling = false`",
         &[&["schedule.max_staleness=0", PINNED, "stage.rl.method=dapo"], &[STALE, PINNED, "stage.rl.method=dapo", "stage.rl.algorithm.filter.dynamic_sampling=false"]]),
+    mistake("set it to at least {:.3}, or to 0 for no reuse", &["stage.rl.groups_per_batch=4", "schedule.reuse.share=0.1"], "set it to at least 0.200, or to 0 for no reuse",
+        &[&["stage.rl.groups_per_batch=4", "schedule.reuse.share=0.200"], &["stage.rl.groups_per_batch=4", "schedule.reuse.share=0.0"]]),
     // Keys, values and overrides
     mistake("set one of its keys: `stage.{}.steps=20`", &["stage.rl=5"], "set one of its keys: `stage.rl.steps=20`", &[&["stage.rl.steps=20"]]),
     mistake("the stages are {}", &["stage.lr.steps=20"], "the stages are `warmup` and `rl`", &[&["stage.warmup.steps=20"], &["stage.rl.steps=20"]]),

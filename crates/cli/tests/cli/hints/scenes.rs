@@ -183,7 +183,7 @@ fn unknown_format(sandbox: &Sandbox) {
     refused(
         sandbox,
         &["train", "files.toml", "--set", "data.path=rows.txt"],
-        "data files end in .jsonl or .parquet",
+        "data files end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet",
     );
     std::fs::rename(sandbox.path("rows.txt"), sandbox.path("rows.jsonl")).unwrap();
     works(sandbox, &["train", "files.toml", "--set", "data.path=rows.jsonl"]);

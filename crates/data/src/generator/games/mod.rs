@@ -27,7 +27,7 @@ pub use frozen_lake::FrozenLakeSettings;
 pub use kuhn_poker::KuhnPokerSettings;
 pub use sokoban::SokobanSettings;
 pub use sudoku::SudokuSettings;
-pub use tic_tac_toe::TicTacToeSettings;
+pub use tic_tac_toe::{Notation, TicTacToeSettings};
 pub use wordle::WordleSettings;
 
 use super::{

@@ -1,4 +1,4 @@
-use super::super::tic_tac_toe::{Board, End, Mark};
+use super::super::tic_tac_toe::{Board, End, Mark, Start};
 use super::super::{Observe, digit};
 use super::{Versus, won_by};
 
@@ -8,21 +8,17 @@ struct TicTacToe {
     board: Board,
     observe: Observe,
     last: Option<usize>,
+    /// All moves, if positions are written as moves.
+    moves: Option<String>,
 }
 
 pub(super) fn begin(answer: &str, observe: Observe) -> Option<Box<dyn Versus>> {
-    let (mark, board) = answer.trim().split_once(' ')?;
-    let board = Board::read(board)?;
-    let is_open = board.result().is_none() && mark == name(player(board.mover()));
-    is_open.then(|| Box::new(TicTacToe { board, observe, last: None }) as Box<dyn Versus>)
+    let Start { board, moves } = Start::read(answer)?;
+    Some(Box::new(TicTacToe { board, observe, last: None, moves }))
 }
 
 fn player(mark: Mark) -> usize {
     usize::from(mark == Mark::O)
-}
-
-fn name(player: usize) -> &'static str {
-    if player == 0 { "X" } else { "O" }
 }
 
 impl Versus for TicTacToe {
@@ -33,6 +29,9 @@ impl Versus for TicTacToe {
     fn play(&mut self, text: &str) -> bool {
         let cell = digit(text).and_then(|cell| cell.checked_sub(1));
         let Some(cell) = cell.filter(|cell| self.board.empty().contains(cell)) else { return false };
+        if let Some(moves) = &mut self.moves {
+            *moves += &format!("{}{}", self.board.mover().name(), cell + 1);
+        }
         self.board = self.board.with(cell);
         self.last = Some(cell);
         true
@@ -46,7 +45,9 @@ impl Versus for TicTacToe {
     }
 
     fn position(&self, player: usize) -> String {
-        format!("{} {}", name(player), self.board.text("/"))
+        let mark = if player == 0 { Mark::X } else { Mark::O };
+        let position = self.moves.clone().unwrap_or_else(|| self.board.text("/"));
+        format!("{} {position}", mark.name()).trim_end().to_owned()
     }
 
     fn observation(&self, _: usize) -> String {

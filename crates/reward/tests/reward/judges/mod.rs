@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod calibrating;
+mod critics;
 mod groups;
 mod hostile;
 mod requests;

@@ -18,6 +18,7 @@ use rloom_telemetry::{Event, EventLine, LoggedTrajectory, Metrics, Observer, rea
 
 use crate::recipe;
 use crate::staleness::scored;
+use crate::stand_in::{Protocol, StandIn};
 use player::command;
 
 const DIRECTORY: &str = "RLOOM_TEST_AGENTS";
@@ -104,6 +105,39 @@ fn a_run_trains_on_what_its_agents_sampled() {
     assert_eq!((logs(&config, "rl").len(), logs(&config, "eval").len()), (3, 3));
     let log = config.run_directory().join("agents/rl").join(&logs(&config, "rl")[0]);
     assert!(std::fs::read_to_string(log).unwrap().contains("the agent begins"));
+}
+
+/// The sessions of agents are the same over servers outside as over the embedded engine.
+#[test]
+fn agents_are_sampled_by_a_pool_of_servers() {
+    for (protocol, engine) in [(Protocol::Vllm, "vllm"), (Protocol::Sglang, "sglang")] {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = [(); 2].map(|()| StandIn::at(0, protocol));
+        let urls = servers.each_ref().map(|server| format!("'{}'", server.url)).join(",");
+        let (urls, engine) = (format!("rollout.urls=[{urls}]"), format!("rollout.engine={engine}"));
+        // As many tokens as the stand-ins have, which compute other log-probabilities than the trainer.
+        let more = [
+            &engine,
+            "tokenizer.alphabet='0123456789+-*='",
+            "rollout.probe_tolerance=1000",
+            "rollout.max_requests=32",
+            &urls,
+        ];
+        let config = config(folder.path(), command!("rewarded"), &more);
+        train(&config).unwrap();
+        for step in metrics(&config) {
+            assert_eq!(
+                (step["sessions/episodes"], step["sessions/calls"], step["sessions/failed"]),
+                (12.0, 2.0, 0.0)
+            );
+        }
+        let trained = rollouts(&config, 2);
+        assert_eq!(trained.len(), 12);
+        for LoggedTrajectory { trajectory, .. } in &trained {
+            trajectory.validate().unwrap();
+            assert_eq!(trajectory.policy_ranges().count(), 2);
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use rloom_telemetry::rollout_log;
 
 use crate::learning::config;
 
-const RECIPE: &str = include_str!("../../../../recipes/self-play-kuhn-poker.toml");
+const RECIPE: &str = include_str!("../../../../../recipes/self-play-kuhn-poker.toml");
 const CARDS: [&str; 3] = ["J", "Q", "K"];
 
 /// Probability of a bet by card and the moves before, as `Qp`.
