@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rloom_core::{Apportionment, Draw, PolicyVersion, Ticket};
 use rloom_sched::{
-    Counts, CutOrder, End, GroupStatus, OpenGroup, ReusedGroup, Scheduler, SchedulerCommand,
-    SchedulerEvent, SchedulerSettings, SchedulerState, Stragglers,
+    Counts, CutOrder, End, GroupStatus, OpenGroup, ReusedGroup, Scheduler, SchedulerCommand, SchedulerEvent,
+    SchedulerSettings, SchedulerState, Stragglers,
 };
 
 pub(crate) use resume::resumed;
