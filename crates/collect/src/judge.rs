@@ -76,8 +76,8 @@ fn agent_texts(tokenizer: &Tokenizer, segments: &[Trajectory]) -> Result<Vec<Age
                 text.push('\n');
             }
             let round = span.round.map_or(0, |round| round + 1);
-            *text +=
-                &format!("Round {round}: {}", tokenizer.decode(&segment.tokens[span.range.clone()], true)?);
+            let written = tokenizer.decode(&segment.tokens[span.range.clone()], true)?;
+            *text += &["Round ", &round.to_string(), ": ", &written].concat();
         }
     }
     Ok(agents)

@@ -98,6 +98,7 @@ struct WeightedTable {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
+#[expect(clippy::large_enum_variant, reason = "a recipe has few of them")]
 enum SingleSourceTable {
     Generator(NamedGeneratorTable),
     Files(FileSettings),

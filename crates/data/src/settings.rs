@@ -296,6 +296,7 @@ struct Table {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
+#[expect(clippy::large_enum_variant, reason = "a recipe has few of them")]
 pub(crate) enum SourceTable {
     Generator(NamedGeneratorTable),
     Files(FileSettings),

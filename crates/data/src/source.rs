@@ -25,6 +25,7 @@ macro_rules! generators {
     ) => {
         /// Source of tasks.
         #[derive(Debug, Clone, PartialEq)]
+        #[expect(clippy::large_enum_variant, reason = "a recipe has few of them")]
         pub enum Source {
             /// JSONL or Parquet files.
             Files(FileSettings),

@@ -227,8 +227,8 @@ fn number(value: &Value, field: &str, at: &Location) -> Result<f64, DataError> {
 fn label(value: &Value, field: &str, at: &Location) -> Result<bool, DataError> {
     match (value.as_bool(), value.as_f64()) {
         (Some(label), _) => Ok(label),
-        (None, Some(number)) if number == 1.0 => Ok(true),
-        (None, Some(number)) if number == 0.0 => Ok(false),
+        (None, Some(1.0)) => Ok(true),
+        (None, Some(0.0)) => Ok(false),
         (None, Some(_)) => Err(unusable(at, field, FieldProblem::NotALabel { value: value.to_string() })),
         (None, None) => Err(wrong_type(at, field, "true or false", value)),
     }

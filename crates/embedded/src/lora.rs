@@ -28,12 +28,10 @@ fn targets(module: LoraModule) -> &'static [LoraTarget] {
 /// The policy and the reference of a stage that starts from `start`: a new adapter over it and its base, or the adapter that
 /// it has already, as it is now. Only the adapter is copied. `None` if `start` has an adapter of another shape.
 pub fn adapted(start: &Arc<Model>, config: LoraConfig, seed: u64) -> Option<[Arc<Model>; 2]> {
-    match start.lora() {
-        Some(lora) => (*lora == config).then(|| [Arc::clone(start), Arc::clone(start)]),
-        None => {
-            let policy = Model::clone(start).with_adapter(config, seed);
-            let reference = Arc::new(policy.without_adapter());
-            Some([Arc::new(policy), reference])
-        }
+    if let Some(lora) = start.lora() {
+        return (*lora == config).then(|| [Arc::clone(start), Arc::clone(start)]);
     }
+    let policy = Model::clone(start).with_adapter(config, seed);
+    let reference = Arc::new(policy.without_adapter());
+    Some([Arc::new(policy), reference])
 }

@@ -50,7 +50,7 @@ impl AgentSandbox {
         }
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => {
-                let value = format!("{:?}", pair[0].unwrap_or_default());
+                let value = pair[0].unwrap_or_default().display().to_string();
                 Err(SettingProblem::Repeated { value }.at("sandbox.files"))
             }
             None => Ok(()),

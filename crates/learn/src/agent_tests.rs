@@ -22,7 +22,7 @@ fn game(agents: &[(&str, &[u32], f64)], reward: f64) -> Episode {
 /// Trains on batches, each with the state that the one before has left. Returns the coefficients of each.
 fn trained(method: Method, json: &str, batches: &[Vec<Group>]) -> Vec<Coefficients> {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
-    let trainer = trainer(Algorithm::resolve(method, &settings, 0).unwrap());
+    let trainer = trainer(&Algorithm::resolve(method, &settings, 0).unwrap());
     let (mut models, mut state) = (models(plain), AlgorithmState::default());
     for (version, groups) in (0..).zip(batches) {
         state = trainer.train(&mut models, groups, &position(version, state), &mut |_, _| ()).unwrap().state;
@@ -40,9 +40,9 @@ fn position(version: u64, state: AlgorithmState) -> BatchPosition<'static> {
     }
 }
 
-fn trainer(algorithm: Algorithm) -> BatchTrainer {
+fn trainer(algorithm: &Algorithm) -> BatchTrainer {
     BatchTrainer {
-        algorithm,
+        algorithm: *algorithm,
         functions: MethodFunctions::default(),
         completion_limit: 8,
         micro_batch_tokens: 64,
@@ -73,7 +73,7 @@ fn a_joint_critic_gives_all_turns_of_a_round_their_baseline() {
     let algorithm = Algorithm::resolve(Method::Ppo, &settings, 0).unwrap();
     let spec = algorithm.critic.unwrap();
     assert!(spec.is_joint && !spec.is_shared());
-    let trainer = trainer(algorithm);
+    let trainer = trainer(&algorithm);
     let mut models = models(plain);
     models.critic = Some(recorder(plain, plain));
     let position = position(0, AlgorithmState::default());

@@ -43,7 +43,9 @@ fn pairs_stay_together() {
     for (tokens, wanted) in
         [(&[1, 2, 3][..], -slope(0.5)), (&[4], slope(0.5)), (&[5], -slope(-0.25)), (&[6, 7], slope(-0.25))]
     {
-        tokens.iter().for_each(|token| assert_close(by_token[token].0, wanted, "pair"));
+        for token in tokens {
+            assert_close(by_token[token].0, wanted, "pair");
+        }
     }
     assert_close(report.metrics["rewards/margins"] as f32, 0.1 * 0.125, "margins");
     assert_eq!(report.metrics["rewards/accuracies"], 0.5);

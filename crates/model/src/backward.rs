@@ -72,11 +72,11 @@ impl Model {
         let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
         let pass = Pass::new(self, ctx, packed, &batch.positions, segments);
         let mut dx = pass.take(d);
-        let mut full = match grads {
+        let full = match grads {
             TrainedSet::Full(set) => Some(set),
             TrainedSet::Adapter(_) => None,
         };
-        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, full.as_deref_mut());
+        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, full);
         while let Some(saved) = layers.pop() {
             let index = layers.len();
             let grads = match grads {

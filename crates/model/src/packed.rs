@@ -57,6 +57,7 @@ pub(crate) struct PackedModel<'a, E: Element> {
     pub(crate) adapter: Option<&'a [PackedLayerFactors<E>]>,
 }
 
+#[expect(clippy::expl_impl_clone_on_copy, reason = "a derived implementation needs an element that is Clone")]
 impl<E: Element> Clone for PackedModel<'_, E> {
     fn clone(&self) -> Self {
         *self

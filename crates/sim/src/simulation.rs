@@ -214,7 +214,7 @@ impl<'a> Simulation<'a> {
                 self.cancel_group(ticket)?;
             }
             SchedulerCommand::TrainBatch { batch, tickets, reused } => {
-                self.train(batch, &tickets, &reused)?
+                self.train(batch, &tickets, &reused)?;
             }
             SchedulerCommand::Drop(ticket, end) => {
                 let ends = &mut self.totals.ends;

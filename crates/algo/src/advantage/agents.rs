@@ -52,7 +52,7 @@ pub(super) fn parts<'a>(e: &EpisodeRewards<'a>) -> Vec<AgentPart<'a>> {
 pub(super) fn rounds(e: &EpisodeRewards<'_>) -> Vec<u32> {
     let turns = e.agents.iter().flat_map(|agent| &agent.turns);
     let written = turns.filter(|turn| turn.tokens.1 > turn.tokens.0).filter_map(|turn| turn.round);
-    BTreeSet::from_iter(written).into_iter().collect()
+    written.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Values of a group by a key, such as the agent.

@@ -87,7 +87,7 @@ impl PreferenceLoss {
 struct Rows<'a> {
     inputs: Inputs<'a>,
     /// Index of each row and number of its tokens with the full weight.
-    rows: Vec<(usize, usize)>,
+    trained: Vec<(usize, usize)>,
     completions: Vec<Completion>,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Rows<'a> {
             check_pairs(batch)?;
         }
         let mut wide = Wide::default();
-        let (mut rows, mut completions) = (Vec::new(), Vec::new());
+        let (mut trained, mut completions) = (Vec::new(), Vec::new());
         for (index, range) in inputs.rows.iter().enumerate() {
             inputs.check_row(index, range)?;
             let partner = if in_pairs { index ^ 1 } else { index };
@@ -122,9 +122,9 @@ impl<'a> Rows<'a> {
                 tokens: row.len() as f64,
                 is_desirable: row.outcome > 0.5,
             });
-            rows.push((index, full));
+            trained.push((index, full));
         }
-        Ok(Self { inputs, rows, completions })
+        Ok(Self { inputs, trained, completions })
     }
 
     /// Coefficients of the micro-batch from the terms of its trained rows.
@@ -150,7 +150,7 @@ impl<'a> Rows<'a> {
         }
         let divisor = counts.sequences as f64 / if in_pairs { 2.0 } else { 1.0 };
         let mut wide = Wide::default();
-        for ((&(index, full), term), completion) in self.rows.iter().zip(terms).zip(&self.completions) {
+        for ((&(index, full), term), completion) in self.trained.iter().zip(terms).zip(&self.completions) {
             let range: &Range<usize> = &self.inputs.rows[index];
             grad.terms.add_surrogate(term.value / divisor);
             grad.terms.observe_completion(completion.is_desirable, kernel.reward(completion), completion.lp);

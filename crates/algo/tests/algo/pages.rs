@@ -96,8 +96,8 @@ fn index_row(method: Method) -> String {
     let settings = algorithm.to_settings();
     let advantage =
         settings.advantage.and_then(|a| a.kind).map_or("none".to_owned(), |a| format!("`{}`", a.name()));
-    let of_preference = settings.preference.and_then(|p| p.kind).map(|p| p.name());
-    let loss = settings.loss.and_then(|l| l.kind).map(|l| l.name()).or(of_preference);
+    let of_preference = settings.preference.and_then(|p| p.kind).map(rloom_algo::PreferenceKind::name);
+    let loss = settings.loss.and_then(|l| l.kind).map(rloom_algo::LossKind::name).or(of_preference);
     let loss = loss.map_or("likelihood".to_owned(), |name| format!("`{name}`"));
     let over = match (settings.loss_aggregation, algorithm.preference.map(|loss| loss.data())) {
         (Some(aggregation), _) => format!("`{}`", aggregation.name()),

@@ -261,7 +261,9 @@ proptest! {
                 if backwards {
                     order.reverse();
                 }
-                order.iter().for_each(|grad| terms.merge(&grad.terms));
+                for grad in order {
+                    terms.merge(&grad.terms);
+                }
                 let named = |terms: &rloom_algo::LossTerms| format!("{:?}", terms.finish(&rows.counts()).unwrap().named());
                 prop_assert_eq!(named(&terms), named(&whole.terms));
             }
@@ -338,7 +340,7 @@ fn damaged_batches_are_typed_errors() {
     assert_eq!(evaluate(&empty, |_, _| {}).unwrap_err(), AlgoError::NotPaired { row: 1 });
     for change in
         [(|inputs, _| inputs.reference = None) as fn(&mut LossInputs, &mut TokenScores), |inputs, _| {
-            inputs.outcome = None
+            inputs.outcome = None;
         }]
     {
         assert!(matches!(evaluate(&good, change), Err(AlgoError::Missing { .. })));

@@ -1,5 +1,7 @@
 //! Agents in the sandbox, which is a hidden command of the binary.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 fn groups(rows: &[Value], kind: RowKind) -> Vec<Group> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
-    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let lines: String = rows.iter().flat_map(|row| [row.to_string(), "\n".to_owned()]).collect();
     std::fs::write(&path, lines).unwrap();
     let settings = DataSettings::from(Source::Files(FileSettings::new(path)));
     let dataset = Dataset::open_kind(&settings, Split::Demonstration, kind, 1, &Hub::from_env()).unwrap();
@@ -26,7 +26,7 @@ fn groups(rows: &[Value], kind: RowKind) -> Vec<Group> {
         tokenizer: Arc::new(Tokenizer::characters(&CharacterSettings::new("abcdefg")).unwrap()),
         environment: Arc::new(SingleTurn),
         context: 32,
-        timeout: Duration::from_secs(60),
+        timeout: Duration::from_mins(1),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     (0..rows.len() as u64).map(|ticket| runtime.block_on(source.group(Ticket(ticket))).unwrap()).collect()

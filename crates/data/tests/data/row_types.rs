@@ -21,7 +21,7 @@ struct Data {
 fn data(rows: &[Value]) -> Data {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.jsonl");
-    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let lines: String = rows.iter().flat_map(|row| [row.to_string(), "\n".to_owned()]).collect();
     std::fs::write(&path, lines).unwrap();
     Data { folder, path }
 }

@@ -445,7 +445,9 @@ impl TrainEngine for EmbeddedTrainEngine {
         let names: Vec<&str> = model.iter().copied().chain(trainer_files).collect();
         let mut progress = self.observer.begin(TrainWork::Write, names.len());
         self.policy.save(directory, &self.generation).map_err(checkpoint)?;
-        model.iter().for_each(|_| progress.advance());
+        for _ in &model {
+            progress.advance();
+        }
         let trainer = directory.join("trainer");
         fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
         if has_value_head {

@@ -111,7 +111,7 @@ fn checkpoints_are_listed_and_deleted() {
     let path = format!("training_runs/{}/checkpoints/weights/first", model.id);
     assert_eq!(delete(server.address, &path).status, 204);
     assert_eq!(delete(server.address, &path).status, 404);
-    assert_eq!(paths(&of(&model)), [second.clone()]);
+    assert_eq!(paths(&of(&model)), std::slice::from_ref(&second));
     assert!(load(&client, 5, &first, true).unwrap_err().contains("does not exist"));
     load(&client, 6, &second, true).unwrap();
     // The name is free again.

@@ -60,7 +60,7 @@ impl Deal for TicTacToeSettings {
             let empty: Vec<usize> = (0..9).filter(|&cell| cells[cell] == b'.').collect();
             let cell = empty[draws.index(empty.len())];
             cells[cell] = mark(number);
-            moves += &format!("{}{}", char::from(mark(number)), cell + 1);
+            moves.extend([char::from(mark(number)), char::from(b'1' + cell as u8)]);
         }
         if is_won(cells) {
             return None;

@@ -30,7 +30,8 @@ impl Versus for TicTacToe {
         let cell = digit(text).and_then(|cell| cell.checked_sub(1));
         let Some(cell) = cell.filter(|cell| self.board.empty().contains(cell)) else { return false };
         if let Some(moves) = &mut self.moves {
-            *moves += &format!("{}{}", self.board.mover().name(), cell + 1);
+            *moves += self.board.mover().name();
+            *moves += &(cell + 1).to_string();
         }
         self.board = self.board.with(cell);
         self.last = Some(cell);

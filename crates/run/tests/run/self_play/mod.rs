@@ -1,6 +1,6 @@
 //! Self-play: players become harder to exploit and win more, and do not if they want to lose.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and prints figures")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod flipped;
 mod kuhn_poker;
