@@ -2,14 +2,15 @@
 
     RLOOM_BINARY=target/release/rloom pytest python/tests/offline
 
-RLoom and the trainer start from one model in f32 and take five steps on the same rows with AdamW, without clipping, decay or schedule.
-The gradient of the first step is read from the first moment.
+RLoom and the trainer start from one model in f32 and take five steps on the same rows with AdamW, without clipping, decay
+or schedule. The gradient of the first step is read from the first moment.
 """
 
 import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,11 @@ schedule = "constant"
 
 SUMS = [(12, 345), (7, 88), (123, 456), (909, 91), (5, 5), (640, 77)]
 PAIRS = [
-    {"prompt": f"{a}+{b}=", "chosen": f"{a % 10}+{b % 10}={a % 10 + b % 10} #### {a + b}", "rejected": f"{a + b + 3}"}
+    {
+        "prompt": f"{a}+{b}=",
+        "chosen": f"{a % 10}+{b % 10}={a % 10 + b % 10} #### {a + b}",
+        "rejected": f"{a + b + 3}",
+    }
     for a, b in SUMS
 ]
 LABELS = [
@@ -82,41 +87,54 @@ LABELS = [
 ]
 
 
-def rloom(folder, text):
+def rloom(folder: Path, text: str) -> None:
     (folder / "recipe.toml").write_text(text)
-    run = subprocess.run([BINARY, "train", "recipe.toml"], cwd=folder, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [BINARY, "train", "recipe.toml"], cwd=folder, capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start")
     rloom(folder, START)
     return folder / "runs/start/checkpoints/sft-step-000030"
 
 
-def weights(folder):
+def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-def relative(got, wanted):
-    return ((got - wanted).norm() / wanted.norm()).item()
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).norm() / wanted.norm())
 
 
-def trainer_of(method, start, folder, rows):
+def trainer_of(method: str, start: Path, folder: Path, rows: list[dict[str, Any]]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(start)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model, reference = (AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32) for _ in range(2))
     trainer, config = (DPOTrainer, DPOConfig) if method == "dpo" else (KTOTrainer, KTOConfig)
     args = config(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=len(rows), use_cpu=True, bf16=False, report_to="none",
-        gradient_checkpointing=False, beta=0.1,
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=len(rows),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        gradient_checkpointing=False,
+        beta=0.1,
     )
-    return trainer(model=model, ref_model=reference, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    return trainer(
+        model=model,
+        ref_model=reference,
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
-def test_steps_agree(method, start, tmp_path):
+def test_steps_agree(method: str, start: Path, tmp_path: Path) -> None:
     rows = PAIRS if method == "dpo" else LABELS
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rloom(tmp_path, STAGE.format(method=method, model=start, rows="rows.jsonl", rows_per_batch=len(rows)))
@@ -141,6 +159,8 @@ def test_steps_agree(method, start, tmp_path):
     own = {name: p.detach().double() for name, p in model.named_parameters()}
     update = sum(((own[n] - before[n]) ** 2).sum() for n in own).sqrt()
     apart = (sum(((own[n] - after[n]) ** 2).sum() for n in own).sqrt() / update).item()
-    print(f"{method}: gradients {max(by_gradient.values()):.2e}, weights {apart:.2e} of the update, losses {losses}")
+    print(
+        f"{method}: gradients {max(by_gradient.values()):.2e}, weights {apart:.2e} of the update, losses {losses}"
+    )
     assert max(by_gradient.values()) < 1e-5, by_gradient
     assert apart < 1e-3
