@@ -189,7 +189,10 @@ fn a_request_that_a_server_refuses_is_not_repeated() {
     // Checks of the servers' health generate a token: none happens here.
     let timings = PoolTimings { health: Duration::from_hours(1), ..timings() };
     let pool = pool_with(&[&one, &two], &settings(2), timings);
-    load(&pool, &Trainer::new(), 1, OnUpdate::Finish).unwrap();
+    let trainer = Trainer::new();
+    load(&pool, &trainer, 1, OnUpdate::Finish).unwrap();
+    // Each server also generates a token after it has loaded weights.
+    (0..2).for_each(|replica| until_loaded(&pool, &trainer, replica, 1));
     one.fail(Fault::Status(GENERATE, 422), 1);
     two.fail(Fault::Status(GENERATE, 422), 1);
     let error = run(pool.generate(request(0, 0, 4))).unwrap_err();
