@@ -192,7 +192,9 @@ fn a_request_that_a_server_refuses_is_not_repeated() {
     let trainer = Trainer::new();
     load(&pool, &trainer, 1, OnUpdate::Finish).unwrap();
     // Each server also generates a token after it has loaded weights.
-    (0..2).for_each(|replica| until_loaded(&pool, &trainer, replica, 1));
+    for replica in 0..2 {
+        until_loaded(&pool, &trainer, replica, 1);
+    }
     one.fail(Fault::Status(GENERATE, 422), 1);
     two.fail(Fault::Status(GENERATE, 422), 1);
     let error = run(pool.generate(request(0, 0, 4))).unwrap_err();
