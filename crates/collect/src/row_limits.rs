@@ -144,3 +144,37 @@ impl RowLimits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fates of rows by their numbers of tokens: prompt, completion, and the fewest that can be learned from.
+    fn fates(too_long: TooLong, rows: &[[u32; 3]]) -> Vec<Fate> {
+        let rules = RowRules { too_long, max_tokens: Some(10), ..RowRules::default() };
+        let limits = RowLimits { max_prompt_tokens: Some(20), context: 32, rules: Some(rules) };
+        let of = |&[prompt, demonstration, least]: &[u32; 3]| {
+            limits.fate(&TaskLength { prompt, demonstration, least })
+        };
+        rows.iter().map(of).collect()
+    }
+
+    #[test]
+    fn rows_are_kept_up_to_the_limit() {
+        let rows = [[4, 6, 1], [4, 7, 1], [21, 1, 1]];
+        assert_eq!(fates(TooLong::Error, &rows), [Fate::Kept, Fate::Kept, Fate::LongPrompt]);
+        assert_eq!(fates(TooLong::Drop, &rows), [Fate::Kept, Fate::Long, Fate::LongPrompt]);
+        assert_eq!(fates(TooLong::KeepStart, &rows), [Fate::Kept, Fate::Cut, Fate::LongPrompt]);
+    }
+
+    #[test]
+    fn rows_that_would_have_nothing_to_learn_from_are_dropped() {
+        // The prompt stays: 9 + 1 tokens fit, 10 + 1 do not.
+        assert_eq!(
+            fates(TooLong::KeepStart, &[[9, 5, 1], [10, 5, 1], [15, 5, 0]]),
+            [Fate::Cut, Fate::NoRoom, Fate::Cut]
+        );
+        // A token of the prompt stays before what is learned.
+        assert_eq!(fates(TooLong::KeepEnd, &[[15, 9, 9], [15, 10, 10]]), [Fate::Cut, Fate::NoRoom]);
+    }
+}

@@ -73,7 +73,7 @@ fn sums(packed: &[PackedBatch], scores: &[TokenScores]) -> Vec<f64> {
 
 /// The prompt of each trajectory with the completion of the one before, the last one before the first. Longer ones are cut to
 /// `limit` tokens; those without room for a completion are left out.
-fn mismatched(members: &[Member<'_>], limit: usize) -> Vec<Trajectory> {
+pub(crate) fn mismatched(members: &[Member<'_>], limit: usize) -> Vec<Trajectory> {
     let before = members.iter().cycle().skip(members.len() - 1);
     let joined = members.iter().zip(before).map(|(own, other)| join(own.trajectory, other.trajectory, limit));
     joined.filter(|trajectory| trajectory.policy_tokens() > 0).collect()

@@ -5,6 +5,8 @@ use rloom_core::{Episode, Group, PREFERENCE, RewardComponent, Role, StopReason, 
 use rloom_engine::TrainError;
 
 use crate::batch_tests::{assert_close, episode, group, models, plain, train_from};
+use crate::preference::mismatched;
+use crate::rows::members;
 
 /// A completion of a prompt of one token.
 fn completion(ticket: u64, sample: u32, tokens: &[u32], label: f64) -> Episode {
@@ -105,4 +107,17 @@ fn groups_without_a_label_are_refused() {
     };
     let result = train_from(AlgorithmState::default(), Method::Dpo, "{}", &mut models(plain), &[swapped]);
     assert!(result.unwrap_err().to_string().contains("alternate"));
+}
+
+/// Each prompt with the completion of the one before, cut to the limit.
+#[test]
+fn mismatched_completions_are_those_of_other_prompts() {
+    let groups = [label(0, &[1, 2, 3], 1.0), label(1, &[4], 0.0), label(2, &[5, 6], 1.0)];
+    let members = members(&groups);
+    let prompts: Vec<u32> = members.iter().map(|member| member.trajectory.tokens[0]).collect();
+    let tokens = |limit: usize| -> Vec<Vec<u32>> {
+        mismatched(&members, limit).into_iter().map(|trajectory| trajectory.tokens).collect()
+    };
+    assert_eq!(tokens(9), [vec![prompts[0], 5, 6], vec![prompts[1], 1, 2, 3], vec![prompts[2], 4]]);
+    assert_eq!(tokens(2), [[prompts[0], 5], [prompts[1], 1], [prompts[2], 4]]);
 }

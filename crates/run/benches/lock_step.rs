@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 const GROUPS: u64 = 8;
 const EPISODES: u64 = 4;
-/// One group of so many is long.
+/// One of this number of groups is long.
 const ONE_IN: u64 = 4;
 /// Sampled tokens of a turn, and tokens of each prompt and observation.
 const NEW: usize = 8;
