@@ -10,7 +10,8 @@ mod serve;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rloom_model::Dtype;
+use rloom_model::{Dtype, NumericPath};
+use rloom_ops::Isa;
 use rloom_telemetry::Tracker;
 
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
@@ -436,6 +437,23 @@ pub(crate) enum Workload {
     Grpo,
 }
 
+/// An instruction set of this processor.
+fn isa(name: &str) -> Result<Isa, String> {
+    let all = Isa::available();
+    all.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|isa| isa.name()).collect();
+        format!("this processor has {}", names.join(", "))
+    })
+}
+
+/// An order of bf16 products.
+fn numeric_path(name: &str) -> Result<NumericPath, String> {
+    [NumericPath::Widened, NumericPath::DotPairs, NumericPath::Tiles]
+        .into_iter()
+        .find(|path| path.name() == name)
+        .ok_or_else(|| "the orders are widened, dot_pairs and tiles".to_owned())
+}
+
 /// Format of matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -467,6 +485,7 @@ Examples:
   rloom bench
   rloom bench train decode --dtype bf16
   rloom bench decode --shape path/to/model --threads 1 --json
+  rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
 for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
@@ -481,6 +500,12 @@ pub(crate) struct Bench {
     /// Format of matrix products.
     #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32")]
     pub(crate) dtype: Format,
+    /// Instruction set, as listed by `rloom doctor` [default: the fastest].
+    #[arg(long, value_name = "ISA", value_parser = isa)]
+    pub(crate) isa: Option<Isa>,
+    /// Order of bf16 products: widened, dot_pairs or tiles [default: that of the instruction set].
+    #[arg(long, value_name = "PATH", value_parser = numeric_path)]
+    pub(crate) numeric_path: Option<NumericPath>,
     /// Train a LoRA adapter of this rank on all linear layers instead of the weights.
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) lora: Option<u16>,

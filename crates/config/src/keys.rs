@@ -112,6 +112,9 @@ pub(crate) struct ModelKeys {
     pub(crate) new: Option<NewModel>,
     /// Format of weights and activations in matrix products, in training, rollouts and evaluation alike.
     pub(crate) dtype: Dtype,
+    /// Order in which bf16 products are summed here. A run records the processor's, and keeps it when it is resumed or
+    /// replayed on another one.
+    pub(crate) numeric_path: NumericPath,
 }
 
 /// `[tokenizer]`.

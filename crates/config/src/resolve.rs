@@ -3,7 +3,7 @@
 
 use rloom_data::{DataSettings, Source};
 use rloom_engine::SamplingSettings;
-use rloom_model::{OptimizerSettings, Schedule};
+use rloom_model::{NumericPath, OptimizerSettings, Schedule};
 use rloom_sched::{CutOrder, ScheduleSettings};
 use serde::Serialize;
 use toml::{Table, Value};
@@ -16,15 +16,19 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let mut root = Table::new();
         root.insert("run".to_owned(), Value::Table(table(&self.run)));
-        let dtype = ("dtype".to_owned(), Value::String(name_of(&self.dtype)));
+        let mut keys = Table::new();
+        keys.insert("dtype".to_owned(), Value::String(name_of(&self.dtype)));
+        if self.numeric_path != NumericPath::Auto {
+            keys.insert("numeric_path".to_owned(), Value::String(name_of(&self.numeric_path)));
+        }
         match &self.model {
             ModelSource::Path(path) => {
-                let path = ("path".to_owned(), Value::String(path.clone()));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([path, dtype])));
+                keys.insert("path".to_owned(), Value::String(path.clone()));
+                root.insert("model".to_owned(), Value::Table(keys));
             }
             ModelSource::New { model, tokenizer } => {
-                let new = ("new".to_owned(), Value::Table(table(model)));
-                root.insert("model".to_owned(), Value::Table(Table::from_iter([dtype, new])));
+                keys.insert("new".to_owned(), Value::Table(table(model)));
+                root.insert("model".to_owned(), Value::Table(keys));
                 root.insert("tokenizer".to_owned(), Value::Table(table(tokenizer)));
             }
         }

@@ -54,7 +54,9 @@ const WITHOUT_INFLUENCE: [&str; 40] = [
     "reward.retries",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 22] = [
+const FROM_A_CHECKPOINT: [&str; 23] = [
+    // Recorded log-probabilities are computed again.
+    "model.numeric_path",
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",

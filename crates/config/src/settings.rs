@@ -8,7 +8,7 @@ use rloom_cluster::ClusterSettings;
 use rloom_data::{DataSettings, Order};
 use rloom_engine::{RolloutEngineSettings, SamplingSettings, TrainSettings};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Dtype, NewModel, OptimizerSettings};
+use rloom_model::{Dtype, NewModel, NumericPath, OptimizerSettings};
 use rloom_reward::RewardSettings;
 use rloom_sched::ScheduleSettings;
 use rloom_telemetry::Tracking;
@@ -29,6 +29,8 @@ pub struct Config {
     pub model: ModelSource,
     /// Format of weights and activations in matrix products, in training, rollouts and evaluation alike: `model.dtype`.
     pub dtype: Dtype,
+    /// Order in which bf16 products are summed: `model.numeric_path`.
+    pub numeric_path: NumericPath,
     /// The machines of the run; `None` for this one alone.
     pub cluster: Option<ClusterSettings>,
     /// Policies besides the main one, by their names.

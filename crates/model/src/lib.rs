@@ -39,7 +39,7 @@ pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrad
 pub use checkpoint::{CheckpointError, IndexProblem};
 pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};
 pub use decode::{KvCache, RowRequest, StepError, StepRow, StepScratch};
-pub use dtype::{ActivationCheckpointing, Dtype};
+pub use dtype::{ActivationCheckpointing, Dtype, NumericPath};
 pub use files::ModelFiles;
 pub use forward::Forward;
 pub use generation::GenerationConfig;

@@ -1,18 +1,18 @@
 //! Rate of the matrix products in GFLOP/s, median and best of many short runs.
 //!
 //! ```text
-//! cargo bench --bench gemm_rate -- [THREADS] [f32|bf16] [ISA] [ROWS]
+//! cargo bench --bench gemm_rate -- [THREADS] [f32|bf16|dot-pairs] [ISA] [ROWS]
 //! ```
 //!
 //! The shapes are those of a small decoder's linear layers in training (4,096 rows) and decoding (1 to 64 rows), and of
-//! a half-billion-parameter model's; ROWS selects the shapes with that number of rows. For few rows the rate at which
+//! a half-billion-parameter model's; `bf16` is in the order of the instruction set, `dot-pairs` in theirs; ROWS selects the shapes with that number of rows. For few rows the rate at which
 //! the weight is read is more informative: two FLOP per row and weight. With one thread on Linux, time taken by other
 //! programs is not counted.
 
 use std::time::Instant;
 
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, HeadScores, Isa, Norm, head_backward, head_forward, linear,
+    Bf16, Buf, Ctx, Element, HeadScores, Isa, Norm, Order, head_backward, head_forward, linear,
     linear_backward_input, linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
 
@@ -164,7 +164,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match format {
         "f32" => all::<f32>(&ctx, only),
         "bf16" => all::<Bf16>(&ctx, only),
-        _ => return Err("the format must be f32 or bf16".into()),
+        "dot-pairs" => all::<Bf16>(&ctx.with_order(Order::DotPairs)?, only),
+        _ => return Err("the format must be f32, bf16 or dot-pairs".into()),
     }
     Ok(())
 }

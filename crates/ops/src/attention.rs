@@ -16,8 +16,8 @@
 //! This is the complete definition for f32. In bf16, products multiply pairs of bf16 numbers and everything else is
 //! f32:
 //!
-//! - a chain runs over pairs (2i, 2i + 1), the odd element of a pair first, on every instruction set, including those
-//!   whose linear layers use tiles. An unpaired last number is padded with zero;
+//! - a chain runs over pairs (2i, 2i + 1): of widened numbers, the even element of a pair first; of dot pairs, and where
+//!   linear layers use tiles, the odd one first. An unpaired last number is padded with zero;
 //! - `p_j` are rounded to bf16 for the weighted sum of the values; keys are paired by sequence position (2i, 2i + 1).
 //!   `l` is the sum of the unrounded `p_j`;
 //! - `out` is rounded once, at the end.

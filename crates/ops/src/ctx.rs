@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
 use crate::parallel::run_shared;
-use crate::{Buf, Element, Isa, OpsError};
+use crate::{Buf, Element, Isa, OpsError, Order};
 
 /// Size of the largest scratch buffer that is kept for later calls, in bytes. Larger ones are those of attention over
 /// more than 8192 tokens (8 kv heads of 128), whose computation takes hundreds of times as long as new memory.
@@ -16,13 +16,13 @@ const LARGEST_KEPT: usize = 64 << 20;
 #[derive(Clone)]
 pub struct Ctx {
     inner: Arc<Inner>,
+    level: Level,
 }
 
 struct Inner {
     /// Threads in addition to the caller's, which always participates; `None` runs everything on the caller's.
     helpers: Option<rayon::ThreadPool>,
     threads: usize,
-    level: Level,
     scratch: Mutex<Vec<Buf>>,
 }
 
@@ -44,10 +44,30 @@ impl Ctx {
         Self::build(threads, level)
     }
 
+    /// This context with another order of bf16 products.
+    pub fn with_order(&self, order: Order) -> Result<Self, OpsError> {
+        let level = self
+            .level
+            .with_order(order)
+            .ok_or_else(|| OpsError::OrderUnavailable { order: order.name(), isa: self.isa() })?;
+        Ok(Self { level, ..self.clone() })
+    }
+
+    /// This context with another order of bf16 products, emulated in software if the instruction set does not have it.
+    pub fn reproducing(&self, order: Order) -> Self {
+        let level = self.level.with_order(order).unwrap_or_else(|| self.level.with_software_tiles());
+        Self { level, ..self.clone() }
+    }
+
+    /// A context of `threads` threads of its own that computes as this one.
+    pub fn with_threads(&self, threads: usize) -> Result<Self, OpsError> {
+        Self::build(threads, self.level)
+    }
+
     /// As [`Ctx::new`], with an emulation in software of bf16 products by tiles: for tests, and to obtain the results
     /// of AMX on any processor. Slow.
     pub fn with_software_tiles(threads: usize) -> Result<Self, OpsError> {
-        Self::build(threads, Level::with_software_tiles())
+        Self::build(threads, Level::best().with_software_tiles())
     }
 
     fn build(threads: usize, level: Level) -> Result<Self, OpsError> {
@@ -66,7 +86,7 @@ impl Ctx {
     }
 
     fn from_parts(helpers: Option<rayon::ThreadPool>, threads: usize, level: Level) -> Self {
-        Self { inner: Arc::new(Inner { helpers, threads, level, scratch: Mutex::new(Vec::new()) }) }
+        Self { inner: Arc::new(Inner { helpers, threads, scratch: Mutex::new(Vec::new()) }), level }
     }
 
     /// Number of threads, including the caller's.
@@ -76,13 +96,21 @@ impl Ctx {
 
     /// Instruction set of the kernels.
     pub fn isa(&self) -> Isa {
-        self.inner.level.isa()
+        self.level.isa()
     }
 
-    /// Method of bf16 matrix products: `dot pairs (…)`, bitwise identical on all instruction sets, or `tiles (…)`, with
-    /// different rounding.
+    /// Order of bf16 products, which determines their rounding.
+    pub fn order(&self) -> Order {
+        self.level.order()
+    }
+
+    /// Order of bf16 matrix products and the instructions that compute it.
     pub fn bf16_products(&self) -> &'static str {
-        match (self.level().bf16(), self.isa()) {
+        match (self.level.bf16(), self.isa()) {
+            (Bf16Products::Widened, Isa::Avx2) => "widened (avx2)",
+            (Bf16Products::Widened, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => "widened (avx512)",
+            (Bf16Products::Widened, Isa::Neon) => "widened (neon)",
+            (Bf16Products::Widened, Isa::Portable) => "widened (portable)",
             (Bf16Products::AmxTiles, _) => "tiles (amx)",
             (Bf16Products::SoftwareTiles, _) => "tiles (software)",
             (Bf16Products::NativePairs, _) => "dot pairs (avx512-bf16)",
@@ -92,14 +120,8 @@ impl Ctx {
         }
     }
 
-    /// True if bf16 matrix products are summed by tiles (AMX, or its emulation), which round differently from dot
-    /// pairs.
-    pub fn uses_tiles(&self) -> bool {
-        matches!(self.level().bf16(), Bf16Products::AmxTiles | Bf16Products::SoftwareTiles)
-    }
-
     pub(crate) fn level(&self) -> Level {
-        self.inner.level
+        self.level
     }
 
     /// Calls `f` once with each of `0..n`, on all threads of the context, in any order, and returns when all calls have

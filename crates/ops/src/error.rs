@@ -21,6 +21,15 @@ pub enum OpsError {
         /// Instruction sets of the processor, slowest first.
         available: Vec<Isa>,
     },
+    /// The instruction set has no products in the requested order.
+    #[error("bf16 products in {order} are not available on {}", isa.name())]
+    #[diagnostic(help("widened and dot pairs are available on every processor"))]
+    OrderUnavailable {
+        /// Name of the requested order.
+        order: &'static str,
+        /// The instruction set.
+        isa: Isa,
+    },
     /// The operating system could not start the threads.
     #[error("cannot start {threads} compute threads: {source}")]
     #[diagnostic(help("use fewer threads"))]

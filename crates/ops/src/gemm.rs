@@ -17,6 +17,7 @@ use std::ops::Range;
 use crate::gemm_copy::left_room;
 use crate::gemm_kernel::{Block, Cells, MAX_STEPS, Source, multiply};
 use crate::gemm_tile::WIDEST;
+use crate::isa::Bf16Products;
 use crate::numbers::{Numbers, NumbersMut};
 use crate::simd::LANES;
 use crate::{Buf, Ctx, Element};
@@ -204,18 +205,22 @@ impl Product<'_> {
         }
         self.check(c.len());
         let steps = self.k.div_ceil(self.group);
-        let (a, a_row) = self.left();
+        let widens = self.group > 1 && ctx.level().bf16() == Bf16Products::Widened;
+        // Floats of a copied operand per step.
+        let floats = if widens { 2 } else { 1 };
+        let (a, a_row) = self.left(widens);
         let (b, b_panel, b_step) = self.right();
         // A piece of few rows streams B once from memory, which is fastest in a single pass.
         let one_pass = rows.len() <= FEW_ROWS && matches!(self.b, Right::Panels(_));
-        let max_steps = if one_pass { steps.next_multiple_of(LANES).max(MAX_STEPS) } else { MAX_STEPS };
+        let max_steps =
+            if one_pass { steps.next_multiple_of(LANES).max(MAX_STEPS) } else { MAX_STEPS / floats };
         let room_steps = steps.min(max_steps);
         // If C is bf16, partial sums between passes are kept in scratch memory.
         let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
         let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
-        let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps };
+        let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps * floats };
         let copied = self.a.step != 1 || !matches!(a, Source::Words(_));
-        let left = if copied { left_room(rows.len(), room_steps) } else { 0 };
+        let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
         ctx.with_scratch(spill_len + right + left, |scratch| {
             // SAFETY: `check` has compared the shape with all operands, the scratch memory has the length of its three
             // parts, and the caller guarantees C.
@@ -261,8 +266,8 @@ impl Product<'_> {
         });
     }
 
-    /// A in the form that the kernel reads, and the stride of its rows.
-    fn left(&self) -> (Source, usize) {
+    /// A in the form that the kernel reads, and the stride of its rows. `copied` if it cannot read words.
+    fn left(&self, copied: bool) -> (Source, usize) {
         let Left { data, row, step } = self.a;
         match data {
             Numbers::F32(a) if self.group == 1 => (Source::Words(a.as_ptr()), row),
@@ -270,7 +275,7 @@ impl Product<'_> {
             Numbers::Bf16(a) => {
                 // Pairs can be read in place if all rows start and end at a word boundary.
                 let aligned = a.as_ptr().addr().is_multiple_of(align_of::<f32>());
-                if step == 1 && row.is_multiple_of(2) && self.k.is_multiple_of(2) && aligned {
+                if !copied && step == 1 && row.is_multiple_of(2) && self.k.is_multiple_of(2) && aligned {
                     (Source::Words(a.as_ptr().cast::<c_void>().cast()), row / 2)
                 } else {
                     (Source::Bf16(a.as_ptr()), row)

@@ -9,13 +9,14 @@ use crate::Element;
 use crate::gemm_kernel::{Pass, Source, load};
 use crate::gemm_prefetch::LINE;
 use crate::gemm_tile::Arithmetic;
+use crate::gemm_widened::{widen_left, widen_right};
 use crate::simd::{LANES, Simd};
 
 /// Rows to prefetch ahead when copying for tiles, which do not prefetch themselves: rows are too far apart for the
 /// hardware prefetcher.
 const PREFETCH_ROWS: usize = 16;
 
-/// Scratch words for a pass over `rows` rows of A, in either copy layout.
+/// Scratch words for a pass over `rows` rows of A, in either copy layout, for steps of one word.
 pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
     steps * (rows.next_multiple_of(LANES) + LANES)
 }
@@ -25,7 +26,7 @@ pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
 pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const f32, usize, usize) {
     let block = pass.block;
     if A::STRICT || block.a_step == 1 {
-        (block.left, pass.steps, 1)
+        (block.left, if A::WIDENS { 2 * pass.steps } else { pass.steps }, 1)
     } else {
         (block.left, 1, stride(block.m))
     }
@@ -33,7 +34,7 @@ pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const
 
 /// Words from one step to the next of a copy of `m` adjacent rows: an odd number of cache lines, so that steps do not
 /// map to the same cache sets.
-fn stride(m: usize) -> usize {
+pub(crate) fn stride(m: usize) -> usize {
     m.next_multiple_of(LANES) | LANES
 }
 
@@ -52,6 +53,8 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.a {
+            Source::Words(a) | Source::F32(a) if A::WIDENS => widen_left(s, pass, a, rows),
+            Source::Bf16(a) if A::WIDENS => widen_left(s, pass, a, rows),
             Source::F32(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
             Source::Bf16(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
             Source::Words(a) | Source::F32(a) => across(s, arithmetic, pass, a, rows),
@@ -187,6 +190,7 @@ pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
     // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.b {
+            _ if A::WIDENS => widen_right(s, pass, panels, last),
             Source::Words(b) | Source::F32(b) => copy_panels(s, arithmetic, pass, b, panels, last),
             Source::Bf16(b) => copy_panels(s, arithmetic, pass, b, panels, last),
         }

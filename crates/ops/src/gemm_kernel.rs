@@ -15,6 +15,7 @@ use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
+use crate::gemm_widened::Widened;
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Portable, Simd, dispatch};
 
@@ -222,6 +223,20 @@ dispatch! {
     unsafe fn singles(block: &Block) = singles_generic;
 }
 
+#[inline(always)]
+unsafe fn widened_generic<S: Simd>(s: S, block: &Block) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { multiply_generic(s, Widened, block) }
+}
+
+dispatch! {
+    /// Computes a block of bf16 numbers in f32 arithmetic.
+    ///
+    /// # Safety
+    /// As for [`multiply`].
+    unsafe fn widened(block: &Block) = widened_generic;
+}
+
 dispatch! {
     /// Computes a block in bf16 arithmetic.
     ///
@@ -297,6 +312,7 @@ pub(crate) unsafe fn multiply(level: Level, group: usize, block: &Block) {
     unsafe {
         match (group, level.bf16()) {
             (1, _) => singles(level, block),
+            (_, Bf16Products::Widened) => widened(level, block),
             (_, Bf16Products::SoftwareTiles) => software_tiles(level, block),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             (_, Bf16Products::AmxTiles) => amx_tiles(block),
@@ -327,12 +343,16 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
             // Columns past the end of B must not be read: the last panel is therefore copied.
+            let mut wide = false;
             let (b, b_panel, b_step) = match block.b {
                 Source::Words(b) if !pass.copies_right && (block.right.is_null() || last == LANES) => {
                     let b = b.add(panels.start * block.b_panel + pass.start * block.b_step);
                     (b, block.b_panel, block.b_step)
                 }
-                _ => copy_right(s, arithmetic, pass, panels.clone(), last),
+                _ => {
+                    wide = A::WIDENS;
+                    copy_right(s, arithmetic, pass, panels.clone(), last)
+                }
             };
             let group_prefetch = GroupPrefetch::during(pass, group, groups);
             let mut tile = Tile {
@@ -343,6 +363,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 b,
                 b_panel,
                 b_step,
+                wide,
                 from: std::ptr::null(),
                 from_row: 0,
                 to: std::ptr::null_mut(),

@@ -23,6 +23,8 @@ pub(crate) struct Tile {
     pub(crate) b: *const f32,
     pub(crate) b_panel: usize,
     pub(crate) b_step: usize,
+    /// True if B has been copied in f32 for [`Widened`](crate::gemm_widened::Widened), rather than in words.
+    pub(crate) wide: bool,
     /// Initial values of the sums, or null for zero.
     pub(crate) from: *const f32,
     pub(crate) from_row: usize,
@@ -59,6 +61,8 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     const UNIT: usize = 1;
     /// True if A must be in the layout with contiguous words of a row.
     const STRICT: bool = false;
+    /// True if copied operands are f32 numbers, rounded to bf16, rather than words.
+    const WIDENS: bool = false;
     /// Maximum panels of a tile of `rows` rows, limited by the registers.
     fn widest(rows: usize) -> usize {
         widest::<S>(rows)
@@ -113,6 +117,26 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
     }
 
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V;
+
+    /// Floats of a row of A in a step of a tile.
+    const LEFT: usize = 1;
+
+    /// Executes one step of a tile.
+    ///
+    /// # Safety
+    /// As for [`Arithmetic::tile`], with A and B starting at `a` and `b`.
+    #[inline(always)]
+    unsafe fn step<const ROWS: usize, const PANELS: usize>(
+        self,
+        s: S,
+        t: &Tile,
+        a: *const f32,
+        b: *const f32,
+        chains: Chains<S::V, ROWS, PANELS>,
+    ) -> Chains<S::V, ROWS, PANELS> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { step(s, self, t, a, b, chains) }
+    }
 
     /// As [`Arithmetic::FINISHES`].
     const FINISHES: bool = false;
@@ -338,7 +362,7 @@ fn widest<S: Simd>(rows: usize) -> usize {
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
-unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, t: &Tile) {
+pub(crate) unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, t: &Tile) {
     macro_rules! pick {
         ($($rows:literal: $($panels:literal)+),+) => {
             match (rows, panels) {
@@ -359,7 +383,7 @@ unsafe fn choose<S: Simd, M: MulAdd<S>>(s: S, m: M, rows: usize, panels: usize, 
 }
 
 /// `ROWS × PANELS` sums.
-type Chains<V, const ROWS: usize, const PANELS: usize> = [[V; PANELS]; ROWS];
+pub(crate) type Chains<V, const ROWS: usize, const PANELS: usize> = [[V; PANELS]; ROWS];
 
 /// The kernel: sums in registers.
 ///
@@ -495,8 +519,8 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
                 }
                 // SAFETY: rows, panels and steps stay within the tile; only the final pointer increments leave it, and
                 // are not read.
-                chains = unsafe { step(s, m, t, a, b, chains) };
-                a = a.wrapping_add(t.a_step);
+                chains = unsafe { m.step(s, t, a, b, chains) };
+                a = a.wrapping_add(M::LEFT * t.a_step);
                 b = b.wrapping_add(t.b_step);
             }
         }
@@ -525,18 +549,18 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
             }
             fetched = fetched.wrapping_add(t.b_step);
             // SAFETY: as in `steps`.
-            chains = unsafe { step(s, m, t, a, b, chains) };
-            a = a.wrapping_add(t.a_step);
+            chains = unsafe { m.step(s, t, a, b, chains) };
+            a = a.wrapping_add(M::LEFT * t.a_step);
             b = b.wrapping_add(t.b_step);
         }
     }
     chains
 }
 
-/// Executes one step.
+/// [`MulAdd::step`] over words.
 ///
 /// # Safety
-/// As for [`Arithmetic::tile`], with A and B starting at `a` and `b`.
+/// As for [`MulAdd::step`].
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
 unsafe fn step<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(

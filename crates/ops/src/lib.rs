@@ -13,18 +13,19 @@
 //!
 //! # Summation order
 //!
-//! The same inputs give the same bits on every instruction set (except for bf16 products by tiles), for any number of
+//! The same inputs and the same [`Order`] of bf16 products give the same bits on every instruction set, for any number of
 //! threads, and for a row computed alone or among others. This holds because the order of each sum is part of the
 //! operation's definition:
 //!
 //! * A sum of products (linear layers, attention, weight gradients) is one chain of fused multiply-adds per output
 //!   element, in ascending index of the reduced dimension. It starts from zero, or from the current output if the
 //!   operation accumulates. Blocking stores a partial sum and resumes it later, which changes nothing.
-//! * Products of bf16 matrices, in f32 arithmetic, are one chain over ascending pairs of indices, the odd index of a
-//!   pair first, as defined by the processors' dot-product instruction; numbers below the smallest normal one are
-//!   flushed to zero. (A sum within 2⁻¹⁵⁰ of that number may be zero by the instruction and the number itself
-//!   elsewhere.) By tiles ([`Isa::Amx`]), the sum instead runs over blocks of 32 indices, each of them two chains, of
-//!   the even and of the odd indices. [`Ctx::bf16_products`] names the method. Attention uses pairs everywhere.
+//! * Products of bf16 matrices are summed in f32, in one of three orders ([`Ctx::order`]). [`Order::Widened`] is the sum
+//!   of products above over the widened numbers, whose products are exact in f32; an odd last index is followed by a zero.
+//!   [`Order::DotPairs`] is one chain over ascending pairs of indices, the odd index of a pair first, as defined by the
+//!   processors' dot-product instruction; numbers below the smallest normal one are flushed to zero. (A sum within 2⁻¹⁵⁰
+//!   of that number may be zero by the instruction and the number itself elsewhere.) [`Order::Tiles`] runs over blocks of
+//!   32 indices, each of them two chains, of the even and of the odd indices; its attention uses dot pairs.
 //! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo 16,
 //!   then in one fixed tree over the lanes.
 //! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
@@ -54,6 +55,7 @@ mod gemm_copy;
 mod gemm_kernel;
 mod gemm_prefetch;
 mod gemm_tile;
+mod gemm_widened;
 mod head;
 mod head_draw;
 mod isa;
@@ -72,6 +74,8 @@ mod partition;
 mod reduce;
 mod rope;
 mod simd;
+#[cfg(target_arch = "x86_64")]
+mod simd_avx2;
 #[cfg(target_arch = "aarch64")]
 mod simd_neon;
 #[cfg(target_arch = "x86_64")]
@@ -92,7 +96,7 @@ pub use error::OpsError;
 pub use half::bf16 as Bf16;
 pub use head::{HeadScores, head_backward, head_candidates, head_forward, head_logits};
 pub use head_draw::{HeadOutput, HeadRequest, HeadResult, head_draw};
-pub use isa::Isa;
+pub use isa::{Isa, Order};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual};
 pub use linear_heads::{HeadNorms, Heads, Rotation, heads_backward, heads_norm, linear_heads};
 pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};

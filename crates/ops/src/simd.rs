@@ -82,6 +82,28 @@ pub trait Simd: Copy + Send + Sync {
     fn high_half(self, words: Self::V) -> Self::V {
         self.load(&self.to_array(words).map(|word| f32::from_bits(word.to_bits() & 0xffff_0000)))
     }
+    /// The bf16 numbers in the lower halves of 16 words at `p`, widened.
+    /// # Safety
+    /// `LANES` words must be readable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn load_low(self, p: *const f32) -> Self::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.low_half(self.load_ptr(p)) }
+    }
+    /// The bf16 numbers in the upper halves of 16 words at `p`, widened.
+    /// # Safety
+    /// `LANES` words must be readable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn load_high(self, p: *const f32) -> Self::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.high_half(self.load_ptr(p)) }
+    }
+    /// The nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow), and widened.
+    #[inline(always)]
+    fn rounded(self, v: Self::V) -> Self::V {
+        let word = |x| f32::from_bits(u32::from(crate::element::narrow(x)) << 16);
+        self.load(&self.to_array(v).map(word))
+    }
     /// Words of the nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow): `low` in the lower halves,
     /// `high` in the upper ones.
     #[inline(always)]
@@ -432,7 +454,7 @@ macro_rules! dispatch {
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+            fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_avx2::Avx2, $($arg: $ty),*) $(-> $ret)? {
                 $generic(s, $($arg),*)
             }
             match level.isa() {
@@ -441,7 +463,7 @@ macro_rules! dispatch {
                 isa @ ($crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx) => unsafe { avx512($crate::simd_x86::Avx512::detected(isa), $($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                $crate::Isa::Avx2 => unsafe { avx2($crate::simd_x86::Avx2::detected(), $($arg),*) },
+                $crate::Isa::Avx2 => unsafe { avx2($crate::simd_avx2::Avx2::detected(), $($arg),*) },
                 #[cfg(target_arch = "aarch64")]
                 $crate::Isa::Neon => $generic($crate::simd_neon::Neon, $($arg),*),
                 _ => $generic($crate::simd::Portable, $($arg),*),
@@ -459,7 +481,7 @@ macro_rules! dispatch {
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_x86::Avx2, $($arg: $ty),*) $(-> $ret)? {
+            unsafe fn avx2$(<$($gen: $bound),+>)?(s: $crate::simd_avx2::Avx2, $($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
                 unsafe { $generic(s, $($arg),*) }
             }
@@ -470,7 +492,7 @@ macro_rules! dispatch {
                     #[cfg(target_arch = "x86_64")]
                     isa @ ($crate::Isa::Avx512 | $crate::Isa::Avx512Bf16 | $crate::Isa::Amx) => avx512($crate::simd_x86::Avx512::detected(isa), $($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx2 => avx2($crate::simd_x86::Avx2::detected(), $($arg),*),
+                    $crate::Isa::Avx2 => avx2($crate::simd_avx2::Avx2::detected(), $($arg),*),
                     #[cfg(target_arch = "aarch64")]
                     $crate::Isa::Neon => $generic($crate::simd_neon::Neon, $($arg),*),
                     _ => $generic($crate::simd::Portable, $($arg),*),

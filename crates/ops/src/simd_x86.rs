@@ -1,4 +1,4 @@
-//! AVX2 and AVX-512 as vectors of 16 lanes.
+//! AVX-512 as vectors of 16 lanes.
 //!
 //! Every `unsafe` block here relies on the same two facts. The intrinsics need their instruction set, whose presence
 //! the token proves: `detected` is unsafe and called only after detection. Intrinsics that access memory leave its
@@ -187,6 +187,17 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn rounded(self, v: __m512) -> __m512 {
+        unsafe {
+            let bits = if self.rounds {
+                _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrowed(v)))
+            } else {
+                _mm512_and_si512(rounded(v), _mm512_set1_epi32(0xffff_0000_u32 as i32))
+            };
+            _mm512_castsi512_ps(bits)
+        }
+    }
+    #[inline(always)]
     fn pair(self, low: __m512, high: __m512) -> __m512 {
         unsafe {
             let low = _mm512_srli_epi32::<16>(rounded(low));
@@ -277,7 +288,7 @@ impl Simd for Avx512 {
 
 /// The lower three levels of the tree: 8 lanes to 1.
 #[inline(always)]
-unsafe fn tree_sum_256(v: __m256) -> f32 {
+pub(crate) unsafe fn tree_sum_256(v: __m256) -> f32 {
     unsafe {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
@@ -287,202 +298,10 @@ unsafe fn tree_sum_256(v: __m256) -> f32 {
 
 /// As [`tree_sum_256`], for the largest.
 #[inline(always)]
-unsafe fn tree_max_256(v: __m256) -> f32 {
+pub(crate) unsafe fn tree_max_256(v: __m256) -> f32 {
     unsafe {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
         _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
-    }
-}
-
-/// AVX2 with FMA: two registers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    /// # Safety
-    /// The processor must have AVX2 and FMA.
-    #[inline(always)]
-    pub(crate) unsafe fn detected() -> Self {
-        Self(())
-    }
-}
-
-/// Lanes 0–7 and 8–15.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pair(__m256, __m256);
-
-/// A window into this, starting `8 - n` in, is a mask of the first `n` of eight lanes.
-static TAIL: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
-
-/// Masks of the first `n` of 16 lanes, in halves.
-#[inline(always)]
-unsafe fn tail_masks(n: usize) -> (__m256i, __m256i) {
-    debug_assert!(n <= LANES);
-    let (low, high) = (n.min(8), n.saturating_sub(8).min(8));
-    unsafe {
-        (
-            _mm256_loadu_si256(TAIL.as_ptr().add(8 - low).cast()),
-            _mm256_loadu_si256(TAIL.as_ptr().add(8 - high).cast()),
-        )
-    }
-}
-
-macro_rules! pair {
-    ($f:ident, $a:expr) => {
-        unsafe { Pair($f($a.0), $f($a.1)) }
-    };
-    ($f:ident, $a:expr, $b:expr) => {
-        unsafe { Pair($f($a.0, $b.0), $f($a.1, $b.1)) }
-    };
-}
-
-macro_rules! pair_bits {
-    ($f:expr, $a:expr $(, $b:expr)?) => {
-        unsafe {
-            Pair(
-                _mm256_castsi256_ps($f(_mm256_castps_si256($a.0) $(, _mm256_castps_si256($b.0))?)),
-                _mm256_castsi256_ps($f(_mm256_castps_si256($a.1) $(, _mm256_castps_si256($b.1))?)),
-            )
-        }
-    };
-}
-
-impl Simd for Avx2 {
-    type V = Pair;
-    const CHAINS: usize = 6;
-
-    #[inline(always)]
-    unsafe fn outline<T: Task<Self>>(self, task: T) {
-        #[inline(never)]
-        #[target_feature(enable = "avx2,fma")]
-        unsafe fn enter<T: Task<Avx2>>(s: Avx2, task: T) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { task.run(s) }
-        }
-        // SAFETY: a token exists only where the instruction set was detected; the rest is guaranteed by the caller.
-        unsafe { enter(self, task) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_ptr(self, p: *const f32) -> Pair {
-        unsafe { Pair(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
-    }
-    #[inline(always)]
-    unsafe fn store_ptr(self, p: *mut f32, v: Pair) {
-        unsafe {
-            _mm256_storeu_ps(p, v.0);
-            _mm256_storeu_ps(p.add(8), v.1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Pair {
-        unsafe {
-            let (low, high) = tail_masks(n);
-            // `wrapping_add`: with n ≤ 8 the second half may lie outside the slice, where the mask keeps it unread.
-            Pair(_mm256_maskload_ps(p, low), _mm256_maskload_ps(p.wrapping_add(8), high))
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_ptr_n(self, p: *mut f32, n: usize, v: Pair) {
-        unsafe {
-            let (low, high) = tail_masks(n);
-            _mm256_maskstore_ps(p, low, v.0);
-            _mm256_maskstore_ps(p.wrapping_add(8), high, v.1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> Pair {
-        unsafe {
-            let widen = |words| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(words)));
-            Pair(widen(_mm_loadu_si128(p.cast())), widen(_mm_loadu_si128(p.add(8).cast())))
-        }
-    }
-    #[inline(always)]
-    fn low_half(self, words: Pair) -> Pair {
-        pair_bits!(_mm256_slli_epi32::<16>, words)
-    }
-    #[inline(always)]
-    fn high_half(self, words: Pair) -> Pair {
-        let mask = unsafe { _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32)) };
-        pair!(_mm256_and_ps, words, Pair(mask, mask))
-    }
-    #[inline(always)]
-    fn prefetch(self, p: *const f32) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-    }
-    #[inline(always)]
-    fn splat(self, x: f32) -> Pair {
-        let v = unsafe { _mm256_set1_ps(x) };
-        Pair(v, v)
-    }
-    #[inline(always)]
-    fn add(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_add_ps, a, b)
-    }
-    #[inline(always)]
-    fn sub(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_sub_ps, a, b)
-    }
-    #[inline(always)]
-    fn mul(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_mul_ps, a, b)
-    }
-    #[inline(always)]
-    fn div(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_div_ps, a, b)
-    }
-    #[inline(always)]
-    fn sqrt(self, a: Pair) -> Pair {
-        pair!(_mm256_sqrt_ps, a)
-    }
-    #[inline(always)]
-    fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
-        unsafe { Pair(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)) }
-    }
-    #[inline(always)]
-    fn max(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_max_ps, a, b)
-    }
-    #[inline(always)]
-    fn min(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_min_ps, a, b)
-    }
-    #[inline(always)]
-    fn select_gt(self, a: Pair, b: Pair, x: Pair, y: Pair) -> Pair {
-        unsafe {
-            Pair(
-                _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_GT_OQ>(a.0, b.0)),
-                _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_GT_OQ>(a.1, b.1)),
-            )
-        }
-    }
-    #[inline(always)]
-    fn xor(self, a: Pair, b: Pair) -> Pair {
-        pair!(_mm256_xor_ps, a, b)
-    }
-    #[inline(always)]
-    fn add_i32(self, a: Pair, b: Pair) -> Pair {
-        pair_bits!(_mm256_add_epi32, a, b)
-    }
-    #[inline(always)]
-    fn sub_i32(self, a: Pair, b: Pair) -> Pair {
-        pair_bits!(_mm256_sub_epi32, a, b)
-    }
-    #[inline(always)]
-    fn half_i32(self, a: Pair) -> Pair {
-        pair_bits!(_mm256_srai_epi32::<1>, a)
-    }
-    #[inline(always)]
-    fn to_exponent(self, a: Pair) -> Pair {
-        pair_bits!(_mm256_slli_epi32::<23>, a)
-    }
-    #[inline(always)]
-    fn sum(self, v: Pair) -> f32 {
-        unsafe { tree_sum_256(_mm256_add_ps(v.0, v.1)) }
-    }
-    #[inline(always)]
-    fn max_lane(self, v: Pair) -> f32 {
-        unsafe { tree_max_256(_mm256_max_ps(v.0, v.1)) }
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Resume};
 use rloom_hub::ModelReference;
+use rloom_model::NumericPath;
 
 use crate::RunError;
 use crate::absolute_paths::with_absolute_paths;
@@ -23,6 +24,9 @@ pub(crate) fn continued(config: &Config) -> Result<Option<Config>, RunError> {
         && is_same_model(wanted, run)
     {
         wanted.clone_from(run);
+    }
+    if wanted.numeric_path == NumericPath::Auto && wanted.dtype == run.dtype {
+        wanted.numeric_path = run.numeric_path;
     }
     for stage in &mut wanted.stages {
         if let Some(own) = run.stages.iter().find(|own| own.name == stage.name) {

@@ -14,6 +14,7 @@ mod evaluate;
 mod functions;
 mod initial;
 pub mod lineage;
+mod numeric_path;
 mod pin;
 mod policies;
 mod policy;

@@ -1,12 +1,13 @@
-//! Models and data sets of a hub, pinned to their commits and downloaded when a run starts.
+//! Models and data sets of a hub, pinned to their commits and downloaded when a run starts; and its numeric path.
 
 use rloom_config::{Config, EvalSettings, ModelSource};
 use rloom_data::Split;
 use rloom_hub::Hub;
 
-use crate::{RunError, policies};
+use crate::{RunError, numeric_path, policies};
 
-/// The configuration with commits in place of branches and tags, so that a resumed run reads the same files.
+/// The configuration with commits in place of branches and tags, and with this processor's numeric path, so that a resumed
+/// run reads the same files and computes in the same order.
 pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
     let mut config = config.clone();
     if let ModelSource::Path(source) = &mut config.model {
@@ -19,6 +20,7 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
     for data in stages.chain(config.eval.iter_mut().flat_map(EvalSettings::all_data)) {
         data.pin(hub)?;
     }
+    config.numeric_path = numeric_path::of_new_run(&config)?;
     Ok(config)
 }
 

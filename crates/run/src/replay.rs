@@ -17,10 +17,11 @@ use serde::Serialize;
 use crate::assembly::{EmbeddedEngines, EngineFactory, is_exact};
 use crate::initial::{policy_to_read, reads_start};
 use crate::lineage::{SampleName, ranges};
+use crate::numeric_path::replay_context;
 use crate::rebuild::{Origin, Versions};
 use crate::recorded::{FoundIn, RecordedStage, outline_of};
 use crate::stage_setup::{RunInputs, start_of};
-use crate::{NotRepeatable, RunError, context, runtime};
+use crate::{NotRepeatable, RunError, runtime};
 
 /// The first difference between record and replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -97,7 +98,7 @@ pub fn replay(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Replay, RunError> {
     let record = find(directory, config, name)?;
-    let ctx = context(config.run.threads)?;
+    let ctx = replay_context(directory, config)?;
     let reader = record.reads_initial_weights(directory, rebuild)?.then_some(record.stage.name.as_str());
     let policy = policy_to_read(directory, config, reader, hub)?;
     let inputs = RunInputs::new(&policy, Arc::clone(hub), ctx.threads(), config.run.seed);

@@ -13,9 +13,10 @@ use rloom_store::directory::RunDirectory;
 use rloom_telemetry::{Event, EventStream, Phase};
 
 use crate::assembly::{ConfiguredEngines, EngineFactory};
+use crate::numeric_path::run_context;
 use crate::prompts::{KeptRows, PromptProgress};
 use crate::stage_setup::{RunInputs, outline};
-use crate::{Policy, RunError, StopFlag, context, functions};
+use crate::{Policy, RunError, StopFlag, functions};
 
 /// Duration of a measurement of prompts that is not worth a progress report.
 const QUIET: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ pub(crate) fn engines(
     events: &mut EventStream<'_>,
     stop: &StopFlag,
 ) -> Result<(ConfiguredEngines, RunInputs), RunError> {
-    let ctx = context(config.run.threads)?;
+    let ctx = run_context(directory.path(), config)?;
     let mut inputs = RunInputs::new(policy, Arc::clone(hub), ctx.threads(), config.run.seed);
     let mut last = None;
     let mut observe = |status: &JoinStatus| {

@@ -13,7 +13,7 @@ mod view;
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_model::{LoraConfig, LoraTarget, Model};
-use rloom_ops::{Ctx, ceiling};
+use rloom_ops::{Ctx, Isa, ceiling};
 
 use crate::arguments;
 use crate::failure::Failure;
@@ -59,7 +59,8 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     if threads > cores {
         output.warn(&format!("{threads} threads share {cores} cores; measurements will be slow and noisy"));
     }
-    let ctx = Ctx::new(threads).map_err(Failure::failed)?;
+    let ctx = Ctx::with_isa(threads, arguments.isa.unwrap_or_else(Isa::detect)).map_err(Failure::failed)?;
+    let ctx = arguments.numeric_path.unwrap_or_default().within(ctx).map_err(Failure::failed)?;
     let info = |text: &str| output.info(text);
     let lora = arguments.lora.map(usize::from);
     let bench = Bench { ctx, shape, lora, rounds: usize::from(arguments.rounds), info: &info };

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rloom_core::Program;
 use rloom_hub::HubOptions;
-use rloom_ops::{Ctx, Isa};
+use rloom_ops::{Ctx, Isa, Order};
 use rloom_sandbox::{Choice, Sandbox};
 use serde::Serialize;
 
@@ -79,13 +79,17 @@ pub(crate) fn run(arguments: &Doctor, output: Output) -> Result<(), Failure> {
 
 fn findings() -> Vec<Finding> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let orders: Vec<&str> = Isa::detect().orders().map(Order::name).collect();
     let isas: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     let mut findings = vec![
         Finding::ok("program", format!("rloom {}", env!("CARGO_PKG_VERSION"))),
         Finding::ok("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
         Finding::ok("cores", format!("{cores}; default number of threads: {cores}")),
         Finding::ok("kernels", format!("{} (available: {})", Isa::detect().name(), isas.join(", "))),
-        Finding::ok("bf16", format!("products: {}", Ctx::serial().bf16_products())),
+        Finding::ok(
+            "bf16",
+            format!("products: {} (available: {})", Ctx::serial().bf16_products(), orders.join(", ")),
+        ),
         memory(),
         disk(),
         writable(),

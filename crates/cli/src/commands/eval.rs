@@ -31,6 +31,7 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
             .hint("add one, for example with `--set eval.tasks=100`")
     })?;
     let ctx = rloom_run::context(config.run.threads).map_err(Failure::failed)?;
+    let ctx = config.numeric_path.within(ctx).map_err(Failure::failed)?;
     let bar = bar(output);
     let mut progress = |done, total| {
         bar.set_length(total);

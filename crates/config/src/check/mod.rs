@@ -34,6 +34,6 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     if problems.len() > before {
         return None;
     }
-    let dtype = draft.model.value.dtype;
-    Some(Config { run, model: model?, dtype, cluster, policies, eval, stages: stages? })
+    let (dtype, numeric_path) = (draft.model.value.dtype, draft.model.value.numeric_path);
+    Some(Config { run, model: model?, dtype, numeric_path, cluster, policies, eval, stages: stages? })
 }

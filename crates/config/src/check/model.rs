@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use rloom_data::DataSettings;
-use rloom_model::{ConfigError, NewModel};
+use rloom_model::{ConfigError, Dtype, NewModel, NumericPath};
 use rloom_text::CharacterSettings;
 
 use super::values::{at_table, invalid, out_of_range};
 use crate::compose::Draft;
+use crate::keys::ModelKeys;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
 use crate::settings::ModelSource;
@@ -17,6 +18,7 @@ const SPECIAL_TOKENS: usize = 2;
 
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelSource> {
     let section = &draft.model;
+    check_numeric_path(section, problems);
     match (&section.value.path, &section.value.new) {
         (Some(path), None) => {
             if let Some(tokenizer) = &draft.tokenizer {
@@ -54,6 +56,19 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Option<ModelS
             );
             None
         }
+    }
+}
+
+/// f32 products are summed in one order.
+fn check_numeric_path(section: &Section<ModelKeys>, problems: &mut Vec<Problem>) {
+    let ModelKeys { dtype, numeric_path, .. } = section.value;
+    if dtype == Dtype::F32 && numeric_path != NumericPath::Auto {
+        problems.push(
+            Problem::new(Code::Unread, "nothing reads `model.numeric_path`")
+                .at(section.origin_or_table("numeric_path"), "of bf16 products")
+                .at(section.origin_or_table("dtype"), "products are in f32")
+                .hint("remove it, or set `model.dtype = \"bf16\"`"),
+        );
     }
 }
 

@@ -86,8 +86,7 @@ impl EmbeddedRolloutEngine {
             let ctx = if lanes == 1 && settings.threads == 0 {
                 ctx.clone()
             } else {
-                Ctx::with_isa((threads / lanes).max(1), ctx.isa())
-                    .map_err(|error| thread_error(lane, &error))?
+                ctx.with_threads((threads / lanes).max(1)).map_err(|error| thread_error(lane, &error))?
             };
             decoders.push(ModelDecoder::new(ctx, config.clone(), blocks, keeps_cache));
         }

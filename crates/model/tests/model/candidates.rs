@@ -1,6 +1,8 @@
 //! Log-probabilities of k candidate tokens at each scored position.
 
-use rloom_model::{BatchError, CandidateScores, Candidates, Dtype, Model, NewModel, PackedTokens, ScoreRows};
+use rloom_model::{
+    BatchError, CandidateScores, Candidates, Dtype, Model, NewModel, NumericPath, PackedTokens, ScoreRows,
+};
 use rloom_ops::Ctx;
 
 use crate::reference::{Batch, FORMATS, Golden, NAMES, model, valued};
@@ -112,5 +114,12 @@ fn numeric_paths_are_named() {
     assert!(!Dtype::F32.numeric_path(&tiles).contains("bf16"));
     let portable = Ctx::with_isa(1, rloom_ops::Isa::Portable).unwrap();
     assert_eq!(Dtype::F32.numeric_path(&portable), "portable");
-    assert_eq!(Dtype::Bf16.numeric_path(&portable), "bf16 dot pairs");
+    assert_eq!(Dtype::Bf16.numeric_path(&portable), "bf16 widened");
+    for path in [NumericPath::Widened, NumericPath::DotPairs] {
+        let ctx = path.within(portable.clone()).unwrap();
+        assert_eq!(NumericPath::recorded(Dtype::Bf16.numeric_path(&ctx)), path);
+        assert_eq!(ctx.order(), path.order().unwrap());
+    }
+    assert_eq!(NumericPath::recorded(Dtype::Bf16.numeric_path(&tiles)), NumericPath::Tiles);
+    assert!(NumericPath::Tiles.within(portable).unwrap_err().to_string().contains("tiles"));
 }

@@ -135,14 +135,16 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
                     s.prefetch(next.wrapping_add(word * BLOCK));
                 }
             }
-            let mut keys = [s.zero(); B];
-            for (keys, k) in keys.iter_mut().zip(k) {
-                *keys = s.load_ptr(k.add(word * BLOCK));
-            }
-            for (sums, q) in sums.iter_mut().zip(x.q) {
-                let q = s.splat(*q.add(word));
-                for (sum, keys) in sums.iter_mut().zip(keys) {
-                    *sum = m.mul_add(s, q, keys, *sum);
+            for part in 0..M::PARTS {
+                let mut keys = [s.zero(); B];
+                for (keys, k) in keys.iter_mut().zip(k) {
+                    *keys = m.right(s, k.add(word * BLOCK), LANES, part);
+                }
+                for (sums, q) in sums.iter_mut().zip(x.q) {
+                    let q = m.left(s, q.add(word), part);
+                    for (sum, keys) in sums.iter_mut().zip(keys) {
+                        *sum = m.add_part(s, q, keys, *sum);
+                    }
                 }
             }
         }
@@ -297,16 +299,17 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
                         s.prefetch(next.wrapping_add(at + c * LANES));
                     }
                 }
-                let row = block.add(at);
-                let mut summand = [s.zero(); C];
-                for (c, summand) in summand.iter_mut().enumerate() {
-                    *summand = load(s, row.add(c * LANES), lanes);
-                }
-                let weights = x.weights.add(word * x.word_step);
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let weight = s.splat(*weights.add(r * x.row_step));
-                    for (sum, summand) in sums.iter_mut().zip(summand) {
-                        *sum = m.mul_add(s, weight, summand, *sum);
+                let (row, weights) = (block.add(at), x.weights.add(word * x.word_step));
+                for part in 0..M::PARTS {
+                    let mut summand = [s.zero(); C];
+                    for (c, summand) in summand.iter_mut().enumerate() {
+                        *summand = m.right(s, row.add(c * LANES), lanes, part);
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let weight = m.left(s, weights.add(r * x.row_step), part);
+                        for (sum, summand) in sums.iter_mut().zip(summand) {
+                            *sum = m.add_part(s, weight, summand, *sum);
+                        }
                     }
                 }
                 word += 1;

@@ -1,11 +1,11 @@
 //! Operand layout of the inner loops: 32-bit words, and the arithmetic of each format.
 //!
 //! A word is an f32 number, or two bf16 numbers that are neighbours along the summed dimension, the even one in the
-//! lower half. In bf16, products use dot pairs on every instruction set, even where the linear layers use tiles: a
-//! decoding tile has few rows, and all instruction sets give the same bits.
+//! lower half. Where the linear layers use tiles, attention uses dot pairs: a decoding tile has few rows.
 
 use crate::Element;
 use crate::gemm_tile::{Arithmetic, MulAdd, Pairs, Singles};
+use crate::gemm_widened::Widened;
 use crate::simd::{LANES, Simd};
 
 /// Tokens in a block of keys and values.
@@ -53,6 +53,37 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
     /// The numbers must be writable.
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V);
 
+    /// Number of products per word that are separate multiply-adds with operands of their own.
+    const PARTS: usize = 1;
+
+    /// Operand of part `part` of the words: a word of a row, in all lanes.
+    ///
+    /// # Safety
+    ///
+    /// The word must be readable.
+    #[inline(always)]
+    unsafe fn left(self, s: S, p: *const f32, _part: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        s.splat(unsafe { *p })
+    }
+
+    /// Operand of part `part` of the words: the words of 16 columns, of which `lanes` are readable.
+    ///
+    /// # Safety
+    ///
+    /// The words must be readable.
+    #[inline(always)]
+    unsafe fn right(self, s: S, p: *const f32, lanes: usize, _part: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { if lanes == LANES { s.load_ptr(p) } else { s.load_ptr_n(p, lanes) } }
+    }
+
+    /// Adds the product of two operands of the same part.
+    #[inline(always)]
+    fn add_part(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        self.mul_add(s, a, b, sum)
+    }
+
     /// Words with the odd numbers replaced by zero.
     #[inline(always)]
     fn even(self, s: S, words: S::V) -> S::V {
@@ -67,6 +98,42 @@ impl<S: Simd> Products<S> for Singles {
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
         // SAFETY: guaranteed by the caller.
         unsafe { s.store_ptr(row.add(at), v) }
+    }
+}
+
+impl<S: Simd> Products<S> for Widened {
+    const CHAINS: usize = S::CHAINS;
+    const PARTS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { s.store_bf16(row.cast::<u16>().add(at), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn left(self, s: S, p: *const f32, part: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        let word = s.splat(unsafe { *p });
+        if part == 0 { s.low_half(word) } else { s.high_half(word) }
+    }
+
+    #[inline(always)]
+    unsafe fn right(self, s: S, p: *const f32, lanes: usize, part: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match (lanes, part) {
+                (LANES, 0) => s.load_low(p),
+                (LANES, _) => s.load_high(p),
+                (_, 0) => s.low_half(s.load_ptr_n(p, lanes)),
+                _ => s.high_half(s.load_ptr_n(p, lanes)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_part(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        s.fma(a, b, sum)
     }
 }
 
@@ -126,7 +193,8 @@ pub(super) unsafe fn load<S: Simd, E: Element>(s: S, p: *const E, n: usize) -> S
 }
 
 /// Defines `unsafe fn name::<E, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is the
-/// arithmetic of the format E, using the processor's native instruction if it has one.
+/// arithmetic of the format E in the level's order of bf16 products, using the processor's native instruction if it has
+/// one.
 macro_rules! products {
     ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$gen:ident: $bound:path])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
@@ -137,12 +205,20 @@ macro_rules! products {
                 unsafe { $generic(s, $crate::gemm_tile::Singles, $($arg),*) }
             }
             #[inline(always)]
+            unsafe fn widened_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $generic(s, $crate::gemm_widened::Widened, $($arg),*) }
+            }
+            #[inline(always)]
             unsafe fn pairs_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
                 unsafe { $generic(s, $crate::gemm_tile::Pairs, $($arg),*) }
             }
             $crate::simd::dispatch! {
                 unsafe fn singles $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = singles_generic;
+            }
+            $crate::simd::dispatch! {
+                unsafe fn widened $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = widened_generic;
             }
             $crate::simd::dispatch! {
                 unsafe fn pairs $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = pairs_generic;
@@ -156,13 +232,13 @@ macro_rules! products {
                     $generic(s, m, $($arg),*)
                 }
             }
-            // SAFETY: as above; a level exists only for an instruction set that was detected, and tiles imply the
-            // instructions for pairs.
+            // SAFETY: as above; a level exists only for an instruction set that was detected.
             unsafe {
-                match level.isa() {
+                match level.order() {
                     _ if Format::GROUP == 1 => singles(level, $($arg),*),
+                    $crate::Order::Widened => widened(level, $($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512Bf16 | $crate::Isa::Amx => native($($arg),*),
+                    _ if level.has_native_pairs() => native($($arg),*),
                     _ => pairs(level, $($arg),*),
                 }
             }

@@ -1,7 +1,7 @@
 //! Fused operations are bitwise identical to their parts, for every format, instruction set and number of threads.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use crate::support::{assert_same, contexts, noise};
+use crate::support::{assert_same, contexts_of_all_orders, noise};
 use rloom_ops::{
     AttentionShape, Bf16, Buf, Ctx, Element, HeadNorms, Heads, Norm, RopeTable, Rotation, heads_backward,
     heads_norm, linear, linear_backward_input, linear_backward_swiglu, linear_heads, linear_swiglu, pack,
@@ -11,7 +11,7 @@ use rloom_ops::{
 const EPS: f32 = 1e-5;
 
 fn all_contexts() -> impl Iterator<Item = Ctx> {
-    contexts().into_iter().chain((1..=3).map(|threads| Ctx::with_software_tiles(threads).unwrap()))
+    contexts_of_all_orders().into_iter()
 }
 
 fn wide<E: Element>(x: &[E]) -> Vec<f32> {

@@ -1,9 +1,10 @@
 //! The head over bf16: compared with its definition in f64, and its bits across instruction sets, threads and batches.
 #![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
-use crate::support::{assert_same, contexts, noise};
+use crate::support::{assert_same, contexts_of_all_orders, noise};
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, HeadScores, Packed, head_backward, head_forward, head_logits, pack, row_scores,
+    Bf16, Buf, Ctx, Element, HeadScores, Order, Packed, head_backward, head_forward, head_logits, pack,
+    row_scores,
 };
 
 const INV_TEMPERATURE: f32 = 0.8;
@@ -58,11 +59,9 @@ impl Case {
     }
 }
 
-/// Contexts whose bf16 products are bitwise identical: dot pairs, then tiles.
-fn kinds() -> [Vec<Ctx>; 2] {
-    let all = contexts().into_iter().chain((1..=3).map(|n| Ctx::with_software_tiles(n).unwrap()));
-    let (tiles, pairs) = all.partition(|ctx: &Ctx| ctx.bf16_products().starts_with("tiles"));
-    [pairs, tiles]
+/// Contexts by their order of bf16 products.
+fn kinds() -> [Vec<Ctx>; 3] {
+    Order::ALL.map(|order| contexts_of_all_orders().into_iter().filter(|ctx| ctx.order() == order).collect())
 }
 
 /// Scores agree within f32 rounding, and gradients within bf16 rounding of the logits' derivatives, with the definition

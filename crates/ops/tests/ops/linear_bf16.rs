@@ -1,52 +1,35 @@
-//! Products of bf16 numbers compared bitwise with their definitions: dot pairs on every instruction set, tiles emulated
-//! and, where the processor has them, by AMX; and with plain sums in f64.
+//! Products of bf16 numbers compared bitwise with their definitions: widened and in dot pairs on every instruction set, in
+//! tiles emulated and, where the processor has them, by AMX; and with plain sums in f64.
 
-use crate::support::{assert_same, contexts, noise};
+use crate::support::{assert_same, contexts, contexts_of_all_orders, noise, sum_of_products};
 use proptest::prelude::*;
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, Isa, bias_backward, linear, linear_backward_input, linear_backward_weight,
-    linear_residual, pack,
+    Bf16, Buf, Ctx, Element, Isa, Order, bias_backward, linear, linear_backward_input,
+    linear_backward_weight, linear_residual, pack,
 };
 
 /// All available contexts, and those with emulated tiles. Reports which paths this processor lacks.
-#[expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests may panic, and report skipped paths")]
+#[expect(clippy::print_stderr, reason = "reports skipped paths")]
 fn all_contexts() -> Vec<Ctx> {
     for isa in [Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx, Isa::Neon] {
         if !Isa::available().contains(&isa) {
             eprintln!("skipped: {}, which this processor lacks", isa.name());
         }
     }
-    contexts().into_iter().chain((1..=3).map(|threads| Ctx::with_software_tiles(threads).unwrap())).collect()
-}
-
-fn by_tiles(ctx: &Ctx) -> bool {
-    ctx.bf16_products().starts_with("tiles")
+    contexts_of_all_orders()
 }
 
 fn narrow(x: f32) -> f32 {
     Bf16::narrow(x).widen()
 }
 
-fn flush(x: f32) -> f32 {
-    if x.abs() < f32::MIN_POSITIVE { 0.0_f32.copysign(x) } else { x }
-}
-
 fn bf16(x: &[f32]) -> Buf<Bf16> {
     Buf::from_vec(x.iter().map(|&x| Bf16::narrow(x)).collect())
 }
 
-/// The definitions, with `a` and `b` rounded to bf16 and zero from `k` on.
-fn chain(tiles: bool, start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
-    let at = |f: &dyn Fn(usize) -> f32, i: usize| if i < k { flush(narrow(f(i))) } else { 0.0 };
-    let term = |sum: f32, i: usize| flush(at(&a, i).mul_add(at(&b, i), flush(sum)));
-    if tiles {
-        (0..k.div_ceil(32)).fold(start, |sum, block| {
-            let of = |first: usize| (0..16).fold(0.0, |sum, i| term(sum, 32 * block + 2 * i + first));
-            flush(flush(sum) + flush(of(0) + of(1)))
-        })
-    } else {
-        (0..k.div_ceil(2)).fold(start, |sum, pair| term(term(sum, 2 * pair + 1), 2 * pair))
-    }
+/// The definitions, with `a` and `b` rounded to bf16.
+fn chain(order: Order, start: f32, k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
+    sum_of_products(order, start, k, |i| narrow(a(i)), |i| narrow(b(i)))
 }
 
 fn table(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f32) -> Vec<f32> {
@@ -88,16 +71,16 @@ impl Case {
         Self { rows, n, k, x, w, dy, bias, y0, dx0: noise(6, rows * k), dw0: noise(7, n * k) }
     }
 
-    fn expected(&self, tiles: bool) -> Expected {
+    fn expected(&self, order: Order) -> Expected {
         let Self { rows, n, k, x, w, dy, dx0, dw0, .. } = self;
         let (rows, n, k) = (*rows, *n, *k);
         let by_x =
-            |start: f32, t: usize, i: usize| chain(tiles, start, n, |j| dy[t * n + j], |j| w[j * k + i]);
+            |start: f32, t: usize, i: usize| chain(order, start, n, |j| dy[t * n + j], |j| w[j * k + i]);
         Expected {
-            product: table(rows, n, |t, j| chain(tiles, 0.0, k, |i| x[t * k + i], |i| w[j * k + i])),
+            product: table(rows, n, |t, j| chain(order, 0.0, k, |i| x[t * k + i], |i| w[j * k + i])),
             dx: table(rows, k, |t, i| by_x(0.0, t, i)),
             dx_added: table(rows, k, |t, i| by_x(dx0[t * k + i], t, i)),
-            dw: table(n, k, |j, i| chain(tiles, dw0[j * k + i], rows, |t| dy[t * n + j], |t| x[t * k + i])),
+            dw: table(n, k, |j, i| chain(order, dw0[j * k + i], rows, |t| dy[t * n + j], |t| x[t * k + i])),
         }
     }
 
@@ -157,12 +140,12 @@ impl Case {
 
 fn check_shape(contexts: &[Ctx], rows: usize, n: usize, k: usize) {
     let case = Case::new(rows, n, k);
-    let expected = [false, true].map(|tiles| case.expected(tiles));
-    for expected in &expected {
-        case.check_against_f64(expected);
-    }
-    for ctx in contexts {
-        case.check(ctx, &expected[usize::from(by_tiles(ctx))]);
+    for order in Order::ALL {
+        let expected = case.expected(order);
+        case.check_against_f64(&expected);
+        for ctx in contexts.iter().filter(|ctx| ctx.order() == order) {
+            case.check(ctx, &expected);
+        }
     }
 }
 
@@ -212,9 +195,9 @@ fn a_row_is_bitwise_identical_alone_and_among_others() {
     }
 }
 
-/// Numbers whose products are near the smallest normal number, and numbers that count as zero.
+/// Numbers whose products are near the smallest normal number, and numbers that count as zero in dot pairs and tiles.
 #[test]
-fn denormals_are_flushed_identically_everywhere() {
+fn tiny_numbers_are_identical_everywhere() {
     let (rows, n, k) = (24, 48, 6);
     let tiny = |seed: u64, len: usize| -> Vec<Bf16> {
         let bits = noise(seed, len).into_iter().map(|x| (x.to_bits() >> 3) as u16);
@@ -224,13 +207,14 @@ fn denormals_are_flushed_identically_everywhere() {
     let w: Vec<f32> = tiny(2, n * k).iter().map(|x| x.widen()).collect();
     // A denormal number, which only raw bits can give.
     x[2 * k..3 * k].fill(Bf16::from_bits(0x0040));
-    for tiles in [false, true] {
+    for order in Order::ALL {
         let mut first: Option<Buf> = None;
-        for ctx in all_contexts().into_iter().filter(|ctx| by_tiles(ctx) == tiles) {
+        for ctx in all_contexts().into_iter().filter(|ctx| ctx.order() == order) {
             let packed = pack::<Bf16>(&ctx, &Buf::from_slice(&w), n, k);
             let mut y = Buf::<f32>::zeros(rows * n);
             linear(&ctx, &mut y, &Buf::from_slice(&x), rows, &packed, None);
-            assert!(y.as_slice().iter().all(|y| *y == 0.0 || y.is_normal()));
+            let flushes = y.as_slice().iter().all(|y| *y == 0.0 || y.is_normal());
+            assert_eq!(flushes, order != Order::Widened, "{ctx:?}");
             match &first {
                 None => first = Some(y),
                 Some(first) => assert_same(&y, first.as_slice(), &format!("{ctx:?}")),
@@ -255,8 +239,45 @@ fn a_bias_gradient_sums_bf16_numbers() {
     }
 }
 
+/// The widened order is that of f32, so that its results are those of f32 on the widened numbers.
+#[test]
+fn widened_products_are_f32_products() {
+    for (rows, n, k) in [(1, 40, 200), (7, 70, 418), (50, 33, 66), (200, 100, 900)] {
+        let case = Case::new(rows, n, k);
+        let [x, w, dy] =
+            [&case.x, &case.w, &case.dy].map(|x| Buf::from_vec(x.iter().map(|&x| narrow(x)).collect()));
+        let reference = Ctx::new(2).unwrap();
+        let mut want = [rows * n, rows * k, n * k].map(Buf::<f32>::zeros);
+        linear(&reference, &mut want[0], &x, rows, &pack::<f32>(&reference, &w, n, k), None);
+        linear_backward_input::<f32, f32, f32>(&reference, &mut want[1], &dy, rows, &w, n, k, false);
+        linear_backward_weight::<f32, f32>(&reference, &mut want[2], &dy, &x, rows, n, k);
+        for ctx in all_contexts().into_iter().filter(|ctx| ctx.order() == Order::Widened) {
+            let mut got = [rows * n, rows * k, n * k].map(Buf::<f32>::zeros);
+            linear(&ctx, &mut got[0], &bf16(&case.x), rows, &pack::<Bf16>(&ctx, &w, n, k), None);
+            linear_backward_input::<Bf16, f32, f32>(&ctx, &mut got[1], &dy, rows, &w, n, k, false);
+            linear_backward_weight::<Bf16, f32>(&ctx, &mut got[2], &dy, &bf16(&case.x), rows, n, k);
+            for (got, want) in got.iter().zip(&want) {
+                assert_same(got, want.as_slice(), &format!("{ctx:?}, rows {rows}, n {n}, k {k}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn product_methods_are_named() {
     let names: Vec<&str> = all_contexts().iter().map(Ctx::bf16_products).collect();
-    assert!(names.contains(&"dot pairs (portable)") && names.contains(&"tiles (software)"), "{names:?}");
+    for name in ["widened (portable)", "dot pairs (portable)", "tiles (software)"] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
+}
+
+#[test]
+fn an_order_that_the_processor_lacks_is_an_error() {
+    let portable = Ctx::with_isa(1, Isa::Portable).unwrap();
+    let error = portable.with_order(Order::Tiles).unwrap_err().to_string();
+    assert_eq!(error, "bf16 products in tiles are not available on portable");
+    assert_eq!(portable.reproducing(Order::Tiles).bf16_products(), "tiles (software)");
+    assert_eq!(portable.with_threads(2).unwrap().order(), Order::Widened);
+    let pairs = portable.with_order(Order::DotPairs).unwrap().with_threads(3).unwrap();
+    assert_eq!((pairs.order(), pairs.threads()), (Order::DotPairs, 3));
 }

@@ -130,7 +130,7 @@ impl EmbeddedEngines {
         if threads == self.ctx.threads() {
             return Ok(self.ctx.clone());
         }
-        Ok(Ctx::with_isa(threads, self.ctx.isa())?)
+        Ok(self.ctx.with_threads(threads)?)
     }
 
     fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {

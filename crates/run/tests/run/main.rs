@@ -15,6 +15,7 @@ mod learning;
 mod lora;
 mod methods;
 mod not_finite;
+mod numeric_path;
 mod other_engines;
 mod policies;
 mod preferences;

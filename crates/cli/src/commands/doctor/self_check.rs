@@ -1,5 +1,5 @@
-//! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set and in every dtype,
-//! and that instruction sets are bitwise identical to each other.
+//! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set, in every dtype and order
+//! of bf16 products, and that instruction sets are bitwise identical to each other.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rloom_engine::{
 use rloom_model::{
     BatchError, ConfigError, Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows,
 };
-use rloom_ops::{Ctx, Isa, OpsError};
+use rloom_ops::{Ctx, Isa, OpsError, Order};
 use rloom_run::{RunError, assembly};
 
 use super::Finding;
@@ -18,28 +18,30 @@ use super::Finding;
 const VOCABULARY: usize = 97;
 const PROMPT: [u32; 5] = [1, 2, 3, 5, 8];
 
-/// Instruction set of this processor and a dtype.
+/// Instruction set of this processor, and a dtype with its order of products.
 #[derive(Clone, Copy)]
 struct NumericPath {
     isa: Isa,
-    dtype: Dtype,
+    /// Order of bf16 products; `None` in f32.
+    order: Option<Order>,
 }
 
 impl NumericPath {
     fn all() -> impl Iterator<Item = Self> {
-        [Dtype::F32, Dtype::Bf16]
-            .into_iter()
-            .flat_map(|dtype| Isa::available().into_iter().map(move |isa| Self { isa, dtype }))
+        let orders = std::iter::once(None).chain(Order::ALL.map(Some));
+        orders.flat_map(|order| {
+            let of = move |isa: Isa| isa.orders().any(|own| order.is_none_or(|order| own == order));
+            Isa::available().into_iter().filter(move |isa| of(*isa)).map(move |isa| Self { isa, order })
+        })
     }
 
     fn name(self) -> String {
-        format!("{} in {}", self.isa.name(), self.dtype.name())
+        let order = self.order.map_or_else(|| "f32".to_owned(), |order| format!("bf16 ({})", order.name()));
+        format!("{} in {order}", self.isa.name())
     }
 
-    /// True if both must be bitwise identical: those of one dtype, except bf16 products on AMX tiles.
-    fn agrees_with(self, other: Self) -> bool {
-        let tiles = |path: Self| path.dtype == Dtype::Bf16 && path.isa == Isa::Amx;
-        self.dtype == other.dtype && tiles(self) == tiles(other)
+    fn dtype(self) -> Dtype {
+        if self.order.is_some() { Dtype::Bf16 } else { Dtype::F32 }
     }
 }
 
@@ -76,11 +78,11 @@ fn exactness(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
 
 fn portability(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
     let differs = |(path, bits): &&(NumericPath, Bits)| {
-        results.iter().any(|(first, expected)| path.agrees_with(*first) && expected != bits)
+        results.iter().any(|(first, expected)| path.order == first.order && expected != bits)
     };
     match results.iter().rev().find(differs) {
         None => {
-            let sets = results.iter().filter(|(path, _)| path.dtype == Dtype::F32).count();
+            let sets = results.iter().filter(|(path, _)| path.order.is_none()).count();
             Finding::ok("portability", format!("{sets} instruction sets give bitwise identical results"))
         }
         Some((path, _)) => {
@@ -109,9 +111,12 @@ enum CheckError {
 
 /// Bits of the log-probabilities of a sampled completion: as the sampler saw them, and as a packed forward pass does.
 fn sample_and_score(path: NumericPath) -> Result<Bits, CheckError> {
-    let ctx = Ctx::with_isa(2, path.isa)?;
+    let mut ctx = Ctx::with_isa(2, path.isa)?;
+    if let Some(order) = path.order {
+        ctx = ctx.with_order(order)?;
+    }
     let mut config = tiny()?;
-    config.dtype = path.dtype;
+    config.dtype = path.dtype();
     let model = Arc::new(Model::init(&config, 7));
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
     let engine = assembly::rollout_engine(&config, &ctx, &settings, None)?;

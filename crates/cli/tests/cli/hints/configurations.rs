@@ -40,6 +40,7 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&["sampling.max_new_tokens=16"], &["sampling.max_new_tokens=32", "model.new.max_positions=64"]]),
     mistake("set {}", &["stage.warmup.trainer.eps=1e-6", "stage.rl.trainer.eps=1e-6", "trainer.eps=1e-7"], "set `stage.warmup.trainer.eps` and `stage.rl.trainer.eps`",
         &[&["stage.warmup.trainer.eps=1e-7", "stage.rl.trainer.eps=1e-7"]]),
+    mistake("remove it, or set `model.dtype = \"bf16\"`", &["model.numeric_path=widened"], "remove it, or set `model.dtype = \"bf16\"`", &[&[], &["model.numeric_path=widened", "model.dtype=bf16"]]),
     // Machines
     mistake("only `cluster.launcher = \"ray\"` reads it", &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.address=auto"], "only `cluster.launcher = \"ray\"` reads it",
         &[&["cluster.launcher=ray", "cluster.bind=127.0.0.1:7011", "cluster.address=auto"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use miette::Diagnostic as _;
 use rloom_algo::{Algorithm, AlgorithmSettings, Method};
-use rloom_ops::{Ctx, Isa};
+use rloom_ops::{Ctx, Isa, Order};
 use rloom_store::directory::RunDirectory;
 
 use super::files;
@@ -31,6 +31,7 @@ pub(super) const SCENES: &[Scene] = &[
     ("CursorError::Changed", other_tasks),
     ("AlgoError::NotRead", unread_settings),
     ("OpsError::IsaUnavailable", other_processor),
+    ("OpsError::OrderUnavailable", missing_order),
     ("OpsError::NoThreads", no_threads),
 ];
 
@@ -318,6 +319,15 @@ fn other_processor(_: &Sandbox) {
     for isa in available {
         assert!(hint.contains(isa.name()), "{hint}");
         Ctx::with_isa(1, isa).unwrap();
+    }
+}
+
+fn missing_order(_: &Sandbox) {
+    let ctx = Ctx::with_isa(1, Isa::Portable).unwrap();
+    let error = ctx.with_order(Order::Tiles).unwrap_err();
+    assert_eq!(error.help().unwrap().to_string(), "widened and dot pairs are available on every processor");
+    for order in [Order::Widened, Order::DotPairs] {
+        ctx.with_order(order).unwrap();
     }
 }
 

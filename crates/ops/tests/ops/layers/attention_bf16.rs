@@ -1,15 +1,16 @@
 //! The definition of attention in bf16, checked exactly where no exponential is involved, and its distance from f64.
 
-use rloom_ops::{Bf16, Buf, Ctx, Element, Segments, attention, attention_backward};
+use rloom_ops::{Bf16, Buf, Ctx, Element, Order, Segments, attention, attention_backward};
 
 use crate::layers::attention::{Case, SHAPES};
 use crate::layers::attention_reference as reference;
-use crate::layers::support::{bits, contexts, narrow, wide, widen};
+use crate::layers::support::{ORDERS, bits, narrow, wide, widen};
+use crate::support::{contexts_of_all_orders, sum_of_products};
 
-/// One chain over pairs of products, the odd one of a pair first.
-fn pairs(a: &[f32], b: &[f32]) -> f32 {
-    let product = |sum: f32, i: usize| if i < a.len() { a[i].mul_add(b[i], sum) } else { sum };
-    (0..a.len()).step_by(2).fold(0.0, |sum, i| product(product(sum, i + 1), i))
+/// The sum of products in the order of a context.
+fn products(ctx: &Ctx, a: &[f32], b: &[f32]) -> f32 {
+    let order = if ctx.order() == Order::Widened { Order::Widened } else { Order::DotPairs };
+    sum_of_products(order, 0.0, a.len(), |i| a[i], |i| b[i])
 }
 
 fn round(x: f32) -> f32 {
@@ -26,12 +27,12 @@ fn rounded(mut case: Case) -> Case {
 
 /// Queries of zero give all keys the weight 1.
 #[test]
-fn value_sums_pair_keys() {
+fn value_sums_are_in_order() {
     for shape in SHAPES {
         let mut case = rounded(Case::new(shape, &[50, 21]));
         case.q.as_mut_slice().fill(0.0);
         let (h, g, e) = shape;
-        for ctx in contexts() {
+        for ctx in contexts_of_all_orders() {
             let out = widen(&case.forward_in::<Bf16>(&ctx).0);
             for bounds in case.seq_starts.windows(2) {
                 for t in bounds[0]..bounds[1] {
@@ -40,7 +41,7 @@ fn value_sums_pair_keys() {
                         let at = i / e / (h / g) * e + i % e;
                         let values: Vec<f32> =
                             (bounds[0]..=t).map(|key| case.v.as_slice()[key * g * e + at]).collect();
-                        let expected = round(pairs(&ones, &values) * (1.0 / ones.len() as f32));
+                        let expected = round(products(&ctx, &ones, &values) * (1.0 / ones.len() as f32));
                         assert_eq!(out.as_slice()[t * h * e + i], expected, "{shape:?}, {ctx:?}, token {t}");
                     }
                 }
@@ -51,13 +52,13 @@ fn value_sums_pair_keys() {
 
 /// A query that sees one key has probability 1, and its score as log-sum-exp.
 #[test]
-fn scores_and_gradients_use_pairs() {
+fn scores_and_gradients_are_in_order() {
     for shape in SHAPES {
         let case = rounded(Case::new(shape, &[1, 1, 1]));
         let (h, g, e) = shape;
         let (group, scale) = (h / g, case.shape.scale());
         let (q, k, v) = (narrow::<Bf16>(&case.q), narrow(&case.k), narrow(&case.v));
-        for ctx in contexts() {
+        for ctx in contexts_of_all_orders() {
             let (out, lse) = case.forward_in::<Bf16>(&ctx);
             let [mut dq, mut dk, mut dv] = [&case.q, &case.k, &case.v].map(|x| Buf::zeros(x.len()));
             attention_backward(
@@ -80,7 +81,11 @@ fn scores_and_gradients_use_pairs() {
                 let heads: Vec<usize> = (kv / g * h + kv % g * group..).take(group).collect();
                 let mut ds = Vec::new();
                 for &head in &heads {
-                    assert_eq!(lse.as_slice()[head], pairs(&row(&case.q, head), &k) * scale, "{shape:?}");
+                    assert_eq!(
+                        lse.as_slice()[head],
+                        products(&ctx, &row(&case.q, head), &k) * scale,
+                        "{shape:?}"
+                    );
                     let d_out = row(&case.d_out, head);
                     let mut lanes = [0.0_f32; 16];
                     for (i, x) in d_out.iter().enumerate() {
@@ -90,7 +95,7 @@ fn scores_and_gradients_use_pairs() {
                         (0..width).for_each(|i| lanes[i] += lanes[i + width]);
                     }
                     let d_rounded: Vec<f32> = d_out.iter().copied().map(round).collect();
-                    ds.push(round(pairs(&d_rounded, &v) - lanes[0]));
+                    ds.push(round(products(&ctx, &d_rounded, &v) - lanes[0]));
                     let expected: Vec<f32> = k.iter().map(|k| ds[ds.len() - 1] * k * scale).collect();
                     assert_eq!(row(&dq, head), expected, "dq, {shape:?}, {ctx:?}");
                 }
@@ -98,8 +103,10 @@ fn scores_and_gradients_use_pairs() {
                     |x: &Buf, i: usize| -> Vec<f32> { heads.iter().map(|&n| row(x, n)[i]).collect() };
                 for i in 0..e {
                     let d_out: Vec<f32> = column(&case.d_out, i).into_iter().map(round).collect();
-                    let expected =
-                        (pairs(&ds, &column(&case.q, i)) * scale, pairs(&vec![1.0; group], &d_out));
+                    let expected = (
+                        products(&ctx, &ds, &column(&case.q, i)) * scale,
+                        products(&ctx, &vec![1.0; group], &d_out),
+                    );
                     assert_eq!((row(&dk, kv)[i], row(&dv, kv)[i]), expected, "{shape:?}, {ctx:?}");
                 }
             }
@@ -123,19 +130,20 @@ fn distance(got: &Buf, expected: &[f64]) -> f64 {
 fn results_are_within_rounding_of_the_reference() {
     for shape in SHAPES {
         let case = rounded(Case::new(shape, &[1, 2, 15, 0, 16, 17, 33, 70]));
-        let ctx = Ctx::new(2).unwrap();
-        let (q, k, v) = (wide(case.q.as_slice()), wide(case.k.as_slice()), wide(case.v.as_slice()));
-        let expected = reference::forward(&q, &k, &v, case.shape, &case.seq_starts);
-        let (out, lse) = case.forward_in::<Bf16>(&ctx);
-        assert!(distance(&widen(&out), &expected.0) < 0.003, "out, {shape:?}");
-        assert!(distance(&lse, &expected.1) < 1e-6, "lse, {shape:?}");
-        let d_out = wide(case.d_out.as_slice());
-        let expected = reference::backward(&d_out, &q, &k, &v, case.shape, &case.seq_starts);
-        let got = case.backward_in::<Bf16>(&ctx);
-        for (name, got, expected) in
-            [("dq", &got[0], expected.dq), ("dk", &got[1], expected.dk), ("dv", &got[2], expected.dv)]
-        {
-            assert!(distance(got, &expected) < 0.006, "{name}, {shape:?}: {}", distance(got, &expected));
+        for ctx in ORDERS.map(|order| Ctx::new(2).unwrap().with_order(order).unwrap()) {
+            let (q, k, v) = (wide(case.q.as_slice()), wide(case.k.as_slice()), wide(case.v.as_slice()));
+            let expected = reference::forward(&q, &k, &v, case.shape, &case.seq_starts);
+            let (out, lse) = case.forward_in::<Bf16>(&ctx);
+            assert!(distance(&widen(&out), &expected.0) < 0.003, "out, {shape:?}");
+            assert!(distance(&lse, &expected.1) < 1e-6, "lse, {shape:?}");
+            let d_out = wide(case.d_out.as_slice());
+            let expected = reference::backward(&d_out, &q, &k, &v, case.shape, &case.seq_starts);
+            let got = case.backward_in::<Bf16>(&ctx);
+            for (name, got, expected) in
+                [("dq", &got[0], expected.dq), ("dk", &got[1], expected.dk), ("dv", &got[2], expected.dv)]
+            {
+                assert!(distance(got, &expected) < 0.006, "{name}, {shape:?}: {}", distance(got, &expected));
+            }
         }
     }
 }

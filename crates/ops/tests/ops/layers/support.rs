@@ -1,6 +1,6 @@
 //! Numbers, contexts and comparisons for the tests.
 
-use rloom_ops::{Buf, Ctx, Element, Isa, linear_backward_swiglu};
+use rloom_ops::{Buf, Ctx, Element, Isa, Order, linear_backward_swiglu};
 
 /// `n` numbers around zero, determined by the seed.
 pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f32> {
@@ -70,13 +70,18 @@ pub(crate) fn bits(x: &Buf) -> Vec<u32> {
     x.as_slice().iter().map(|x| x.to_bits()).collect()
 }
 
-/// Asserts that `f` gives the same bits in every context.
+/// Orders of bf16 products in attention.
+pub(crate) const ORDERS: [Order; 2] = [Order::Widened, Order::DotPairs];
+
+/// Asserts that `f` gives the same bits in every context, in each order of bf16 products.
 #[track_caller]
 pub(crate) fn assert_same_bits_everywhere(what: &str, f: impl Fn(&Ctx) -> Vec<Buf>) {
-    let expected: Vec<_> = f(&Ctx::serial()).iter().map(bits).collect();
-    for ctx in contexts() {
-        let got: Vec<_> = f(&ctx).iter().map(bits).collect();
-        assert!(got == expected, "{what}: other bits in {ctx:?}");
+    for order in ORDERS {
+        let all = |ctx: &Ctx| -> Vec<_> { f(&ctx.with_order(order).unwrap()).iter().map(bits).collect() };
+        let expected = all(&Ctx::serial());
+        for ctx in contexts() {
+            assert!(all(&ctx) == expected, "{what}: other bits in {ctx:?}, {order:?}");
+        }
     }
 }
 

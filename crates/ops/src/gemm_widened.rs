@@ -1,0 +1,193 @@
+//! Products of bf16 numbers by f32 fused multiply-adds: [`Order::Widened`](crate::Order::Widened).
+//!
+//! The tile reads a packed B as words, two numbers in 32 bits, and widens them in registers, once for all of its rows: half
+//! the bytes of f32 at one more instruction per vector of B. A, which a tile would widen once per panel of B, is widened
+//! when it is copied; so is a B that has to be copied, whose tiles are then those of f32.
+
+use std::ops::Range;
+
+use crate::Element;
+use crate::gemm_copy::stride;
+use crate::gemm_kernel::{Block, Pass, Source, load};
+use crate::gemm_tile::{Arithmetic, Chains, MulAdd, Singles, Tile, choose};
+use crate::simd::{LANES, Simd};
+
+/// bf16 numbers: one fused multiply-add each, ascending.
+#[derive(Clone, Copy)]
+pub(crate) struct Widened;
+
+impl<S: Simd> MulAdd<S> for Widened {
+    const LEFT: usize = 2;
+
+    #[inline(always)]
+    fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        let sum = s.fma(s.low_half(a), s.low_half(b), sum);
+        s.fma(s.high_half(a), s.high_half(b), sum)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "constant bounds, which unroll and leave no array behind")]
+    unsafe fn step<const ROWS: usize, const PANELS: usize>(
+        self,
+        s: S,
+        t: &Tile,
+        a: *const f32,
+        b: *const f32,
+        mut chains: Chains<S::V, ROWS, PANELS>,
+    ) -> Chains<S::V, ROWS, PANELS> {
+        // The two halves of the words are loaded separately: AVX2 has too few registers for both.
+        let mut right = [s.zero(); PANELS];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for j in 0..PANELS {
+                right[j] = s.load_low(b.add(j * t.b_panel));
+            }
+            for i in 0..ROWS {
+                let left = s.splat(*a.add(i * t.a_row));
+                for j in 0..PANELS {
+                    chains[i][j] = s.fma(left, right[j], chains[i][j]);
+                }
+            }
+            for j in 0..PANELS {
+                right[j] = s.load_high(b.add(j * t.b_panel));
+            }
+            for i in 0..ROWS {
+                let left = s.splat(*a.add(i * t.a_row + t.a_step));
+                for j in 0..PANELS {
+                    chains[i][j] = s.fma(left, right[j], chains[i][j]);
+                }
+            }
+        }
+        chains
+    }
+}
+
+impl<S: Simd> Arithmetic<S> for Widened {
+    const GROUP: usize = 2;
+    const WIDENS: bool = true;
+
+    #[inline(always)]
+    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            if t.wide {
+                choose(s, Singles, rows, panels, &Tile { steps: 2 * t.steps, ..*t });
+            } else {
+                choose(s, self, rows, panels, t);
+            }
+        }
+    }
+}
+
+/// Numbers of the pass along the reduced dimension, and how many of them exist: an odd last one is followed by a zero.
+fn numbers(pass: &Pass<'_>) -> (usize, usize) {
+    let all = 2 * pass.steps;
+    (all, all.min(pass.block.k - 2 * pass.start))
+}
+
+/// Rounds and widens numbers of A, as [`copy_left`](crate::gemm_copy::copy_left).
+///
+/// # Safety
+/// As for [`copy_left`](crate::gemm_copy::copy_left).
+#[inline(always)]
+pub(crate) unsafe fn widen_left<S: Simd, E: Element>(s: S, pass: &Pass<'_>, a: *const E, rows: Range<usize>) {
+    let (block, (all, count)) = (pass.block, numbers(pass));
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if block.a_step == 1 {
+            for i in rows {
+                let to = block.left.add(i * all);
+                widen(s, a.add(i * block.a_row + 2 * pass.start), count, to, LANES);
+                if count < all {
+                    to.add(count).write(0.0);
+                }
+            }
+            return;
+        }
+        for i in 0..all {
+            let to = block.left.add(i * stride(block.m) + rows.start);
+            if i < count {
+                widen(s, a.add((2 * pass.start + i) * block.a_step + rows.start), rows.len(), to, LANES);
+            } else {
+                to.write_bytes(0, rows.len());
+            }
+        }
+    }
+}
+
+/// Rounds and widens some panels of B, as [`copy_right`](crate::gemm_copy::copy_right).
+///
+/// # Safety
+/// As for [`copy_right`](crate::gemm_copy::copy_right).
+#[inline(always)]
+pub(crate) unsafe fn widen_right<S: Simd>(
+    s: S,
+    pass: &Pass<'_>,
+    panels: Range<usize>,
+    last: usize,
+) -> (*const f32, usize, usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match pass.block.b {
+            Source::Words(b) | Source::F32(b) => widen_panels(s, pass, b, panels, last),
+            Source::Bf16(b) => widen_panels(s, pass, b, panels, last),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`widen_right`].
+#[inline(always)]
+unsafe fn widen_panels<S: Simd, E: Element>(
+    s: S,
+    pass: &Pass<'_>,
+    b: *const E,
+    panels: Range<usize>,
+    last: usize,
+) -> (*const f32, usize, usize) {
+    let (block, (all, count)): (&Block, _) = (pass.block, numbers(pass));
+    let panel = all * LANES;
+    let columns = (panels.len() - 1) * LANES + last;
+    for i in 0..all {
+        // SAFETY: the scratch is large enough, and B is read only where it has columns, panels being adjacent.
+        unsafe {
+            let to = block.right.add(i * LANES);
+            if i < count {
+                let from = b.add((2 * pass.start + i) * block.b_step + panels.start * LANES);
+                widen(s, from, columns, to, panel);
+            } else {
+                for j in 0..panels.len() {
+                    s.store_ptr(to.add(j * panel), s.zero());
+                }
+            }
+        }
+    }
+    (block.right, panel, LANES)
+}
+
+/// Writes `count` numbers, rounded and widened, in vectors `vector_stride` floats from one another. The last vector is
+/// zero-padded if vectors are not adjacent.
+///
+/// # Safety
+/// The numbers must be readable, and there must be room for them.
+#[inline(always)]
+unsafe fn widen<S: Simd, E: Element>(s: S, from: *const E, count: usize, to: *mut f32, vector_stride: usize) {
+    let (whole, width) = (count / LANES, count % LANES);
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        for i in 0..whole {
+            s.store_ptr(to.add(i * vector_stride), rounded::<S, E>(s, load(s, from.add(i * LANES), LANES)));
+        }
+        if width > 0 {
+            let v = rounded::<S, E>(s, load(s, from.add(whole * LANES), width));
+            let to = to.add(whole * vector_stride);
+            if vector_stride == LANES { s.store_ptr_n(to, width, v) } else { s.store_ptr(to, v) }
+        }
+    }
+}
+
+/// The nearest bf16 numbers to numbers in the format `E`.
+#[inline(always)]
+fn rounded<S: Simd, E: Element>(s: S, v: S::V) -> S::V {
+    if E::GROUP == 1 { s.rounded(v) } else { v }
+}
