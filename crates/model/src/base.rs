@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn places_and_buffers_agree() {
-        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        for family in Family::ALL {
             for heads in [OutputHeads::Language, OutputHeads::LanguageAndValue] {
                 let new: NewModel = serde_json::from_value(serde_json::json!({
                     "family": family, "layers": 2, "hidden_size": 8, "heads": 2, "intermediate_size": 8,

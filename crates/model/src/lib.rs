@@ -1,4 +1,4 @@
-//! Decoder-only transformers of the Llama, Qwen2 and Qwen3 families: forward and hand-written backward over packed
+//! Decoder-only transformers of the Llama, Mistral, Qwen2 and Qwen3 families: forward and hand-written backward over packed
 //! sequences, decoding through a cache, AdamW, and Hugging Face folders in and out.
 //!
 //! A [`Model`] never accesses tensor elements while computing: it calls the operations of `rloom_ops` on buffers. All
@@ -18,6 +18,7 @@ mod checkpoint;
 mod config;
 mod decode;
 mod dtype;
+mod family;
 mod files;
 mod forward;
 mod generation;
@@ -37,9 +38,10 @@ mod trained;
 pub use adapter::{AdapterError, LoraConfig, LoraTarget};
 pub use batch::{BatchError, CandidateScores, Candidates, PackedTokens, ScoreGrads, ScoreRows, Scores};
 pub use checkpoint::{CheckpointError, IndexProblem};
-pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};
+pub use config::{ConfigError, Inconsistency, ModelConfig, NewModel, OutputHeads, RopeScaling};
 pub use decode::{KvCache, RowRequest, StepError, StepRow, StepScratch};
 pub use dtype::{ActivationCheckpointing, Dtype, NumericPath};
+pub use family::Family;
 pub use files::ModelFiles;
 pub use forward::Forward;
 pub use generation::GenerationConfig;

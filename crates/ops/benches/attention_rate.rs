@@ -127,7 +127,7 @@ fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize) {
         rms_norm_backward(ctx, &mut dx, &mut dw, &y, &x, &w, &rstd, t, d, false);
     });
     let inv_freq: Vec<f32> = (0..16).map(|i| 0.1f32.powi(i)).collect();
-    let table = RopeTable::new(32, &inv_freq, 128);
+    let table = RopeTable::new(32, &inv_freq, 1.0, 128);
     let positions: Vec<u32> = (0..t as u32).map(|t| t % 128).collect();
     bandwidth("rope", 8 * t * d, || rope(ctx, &mut dx, &positions, d / 32, &table));
 }

@@ -4,7 +4,7 @@
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, lanes, partition};
 
-/// Cosines and sines of every position, `[max_positions, E/2]` each.
+/// Cosines and sines of every position, `[max_positions, E/2]` each, both multiplied by a scale that is usually 1.
 ///
 /// The angle is the f32 product of position and inverse frequency, as in `transformers`: at high positions its rounding
 /// is visible, and inference must use the angles of training.
@@ -18,20 +18,20 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// A table for positions `0..max_positions`, from the inverse frequencies (`head_dim / 2` of them, with any scaling
-    /// already applied). Takes `max_positions · head_dim · 4` bytes.
+    /// already applied). Cosines and sines are multiplied by `scale`. Takes `max_positions · head_dim · 4` bytes.
     ///
     /// # Panics
     ///
     /// If `inv_freq` does not hold `head_dim / 2` numbers.
-    pub fn new(head_dim: usize, inv_freq: &[f32], max_positions: usize) -> Self {
+    pub fn new(head_dim: usize, inv_freq: &[f32], scale: f32, max_positions: usize) -> Self {
         assert_eq!(2 * inv_freq.len(), head_dim, "RopeTable: head_dim / 2 inverse frequencies are needed");
         let angles =
             || (0..max_positions).flat_map(|p| inv_freq.iter().map(move |f| f64::from(p as f32 * f)));
         Self {
             head_dim,
             max_positions,
-            cos: angles().map(|a| a.cos() as f32).collect(),
-            sin: angles().map(|a| a.sin() as f32).collect(),
+            cos: angles().map(|a| a.cos() as f32 * scale).collect(),
+            sin: angles().map(|a| a.sin() as f32 * scale).collect(),
         }
     }
 
@@ -71,7 +71,7 @@ pub fn rope(ctx: &Ctx, x_the: &mut Buf, positions: &[u32], heads: usize, table: 
     rotate(ctx, x_the, positions, heads, table, 1.0);
 }
 
-/// Backward pass of [`rope`], in place: the inverse rotation.
+/// Backward pass of [`rope`], in place: the inverse rotation, with the same scale.
 ///
 /// # Panics
 ///

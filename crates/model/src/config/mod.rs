@@ -1,9 +1,10 @@
 //! Model configurations: strict reading of `config.json`.
 //!
-//! A field that affects the computation is either supported or an error that names it; other fields are kept and
-//! written back. The spellings of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) are both
+//! A field that affects the computation is either supported or an error that names it, and so is a field that is unknown; the
+//! others are kept and written back. The spellings of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) are both
 //! read and both written.
 
+mod allowed;
 pub(crate) mod fields;
 mod new_model;
 mod output_heads;
@@ -14,11 +15,10 @@ mod unsupported;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::{ActivationCheckpointing, Dtype};
+use crate::family::{Bias, Window};
+use crate::{ActivationCheckpointing, Dtype, Family};
 
 pub use new_model::NewModel;
 pub use output_heads::OutputHeads;
@@ -28,30 +28,6 @@ pub use rope::RopeScaling;
 const MOST_LAYERS: usize = 10_000;
 /// Largest number of parameters, 4.4 · 10¹². All derived sizes in bytes fit 64 bits.
 const MOST_PARAMETERS: u64 = 1 << 42;
-
-/// Supported families of decoder-only transformers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Family {
-    /// Llama 2, 3 and models of the same architecture.
-    #[default]
-    Llama,
-    /// Qwen2 and Qwen2.5: a bias on the query, key and value projections.
-    Qwen2,
-    /// Qwen3: queries and keys are normalised per head.
-    Qwen3,
-}
-
-impl Family {
-    /// Value of `model_type` in `config.json`.
-    pub fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-}
 
 /// Shape of a model and all other parameters of its computation.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,7 +106,7 @@ impl ModelConfig {
 
     /// True if queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
-        self.family == Family::Qwen3
+        self.family.architecture().qk_norm
     }
 
     /// True if there is a language head separate from the embedding table.
@@ -190,6 +166,11 @@ impl ModelConfig {
         self.rope_scaling.inverse_frequencies(self.rope_theta, self.head_dim)
     }
 
+    /// Factor of the rotated queries and of the rotated keys.
+    pub fn rotary_scale(&self) -> f32 {
+        self.rope_scaling.rotary_scale() as f32
+    }
+
     /// Fields of `config.json`: the original ones in their order, with the data type that RLoom writes. A new model has
     /// all fields of its family.
     pub fn to_json(&self) -> Map<String, Value> {
@@ -245,16 +226,17 @@ impl ModelConfig {
         });
         parameters.insert("rope_theta".into(), json!(self.rope_theta));
         set("rope_parameters", Value::Object(parameters));
-        match self.family {
-            Family::Llama => {
-                set("attention_bias", json!(self.qkv_bias));
-                set("mlp_bias", json!(false));
-            }
-            Family::Qwen2 => set("use_sliding_window", json!(false)),
-            Family::Qwen3 => {
-                set("attention_bias", json!(self.qkv_bias));
-                set("use_sliding_window", json!(false));
-            }
+        let architecture = self.family.architecture();
+        if architecture.qkv_bias == Bias::AsConfigured {
+            set("attention_bias", json!(self.qkv_bias));
+        }
+        if architecture.fields.contains(&"mlp_bias") {
+            set("mlp_bias", json!(false));
+        }
+        match architecture.window {
+            Window::Never => {}
+            Window::Switched => set("use_sliding_window", json!(false)),
+            Window::Default(_) => set("sliding_window", Value::Null),
         }
         set("attention_dropout", json!(0.0));
         set("tie_word_embeddings", json!(self.tie_embeddings));
@@ -498,6 +480,12 @@ pub enum Inconsistency {
     RopeSpellings {
         /// The second spelling.
         field: &'static str,
+    },
+    /// The bounds of YaRN's interpolation are in the wrong order.
+    #[error("{object}.beta_fast must be above {object}.beta_slow")]
+    RotationBounds {
+        /// The object that contains them.
+        object: String,
     },
     /// The frequency factors of the Llama 3 scaling are in the wrong order.
     #[error("{object}.high_freq_factor must be above {object}.low_freq_factor")]

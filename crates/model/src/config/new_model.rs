@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{ConfigError, Family, Inconsistency, ModelConfig, OutputHeads, RopeScaling};
-use crate::Dtype;
+use super::{ConfigError, Inconsistency, ModelConfig, OutputHeads, RopeScaling};
+use crate::{Dtype, Family};
 
 /// Settings of a model initialised from scratch; the vocabulary is that of its tokenizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -98,7 +98,7 @@ impl NewModel {
             rope_scaling: RopeScaling::None,
             output_heads: OutputHeads::Language,
             tie_embeddings: self.tie_embeddings,
-            qkv_bias: self.family == Family::Qwen2,
+            qkv_bias: self.family.architecture().qkv_bias.resolve(false),
             output_bias: false,
             dtype: Dtype::default(),
             initializer_range: self.initializer_range,

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::{ConfigError, Family};
+use super::ConfigError;
+use crate::Family;
 
 /// Outputs computed from the hidden states after the final norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,15 +32,9 @@ impl OutputHeads {
     }
 
     /// Class of `transformers` that opens the folder.
-    pub(crate) fn architecture(self, family: Family) -> &'static str {
-        match (self, family) {
-            (Self::Language | Self::LanguageAndValue, Family::Llama) => "LlamaForCausalLM",
-            (Self::Language | Self::LanguageAndValue, Family::Qwen2) => "Qwen2ForCausalLM",
-            (Self::Language | Self::LanguageAndValue, Family::Qwen3) => "Qwen3ForCausalLM",
-            (Self::Value, Family::Llama) => "LlamaForTokenClassification",
-            (Self::Value, Family::Qwen2) => "Qwen2ForTokenClassification",
-            (Self::Value, Family::Qwen3) => "Qwen3ForTokenClassification",
-        }
+    pub(crate) fn architecture(self, family: Family) -> String {
+        let class = if self.language() { "ForCausalLM" } else { "ForTokenClassification" };
+        format!("{}{class}", family.architecture().class_prefix)
     }
 
     /// Reason and hint of the error for a folder of another architecture.
@@ -47,13 +42,13 @@ impl OutputHeads {
         if self.language() {
             (
                 "it is not a causal language model",
-                "supported are LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM",
+                "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM",
             )
         } else {
             (
                 "it is not a critic",
-                "supported are LlamaForTokenClassification, Qwen2ForTokenClassification and \
-                 Qwen3ForTokenClassification with one label",
+                "supported are LlamaForTokenClassification, MistralForTokenClassification, \
+                 Qwen2ForTokenClassification and Qwen3ForTokenClassification with one label",
             )
         }
     }

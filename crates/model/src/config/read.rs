@@ -5,8 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::{ConfigError, Family, Inconsistency, ModelConfig, OutputHeads, output_heads, rope, unsupported};
-use crate::Dtype;
+use super::{
+    ConfigError, Inconsistency, ModelConfig, OutputHeads, allowed, output_heads, rope, unsupported,
+};
+use crate::{Dtype, Family};
 
 pub(super) fn read(
     source: Map<String, Value>,
@@ -15,19 +17,20 @@ pub(super) fn read(
 ) -> Result<ModelConfig, ConfigError> {
     let fields = Fields { map: &source, path, prefix: "" };
     let family = family(fields, expected_heads)?;
+    let architecture = family.architecture();
     let required = |name: &str| fields.count(name)?.ok_or_else(|| fields.missing(name));
 
     let layers = required("num_hidden_layers")?;
     let heads = required("num_attention_heads")?;
     let hidden_size = required("hidden_size")?;
-    unsupported::check(fields, family)?;
+    unsupported::check(fields)?;
+    allowed::check(fields, architecture)?;
     if !expected_heads.language() {
         output_heads::check_critic(fields)?;
     }
 
-    let head_dim = match fields.count("head_dim")? {
+    let head_dim = match fields.count("head_dim")?.or(architecture.default_head_dim) {
         Some(head_dim) => head_dim,
-        None if family == Family::Qwen3 => 128,
         None if heads > 0 && hidden_size.is_multiple_of(heads) => hidden_size / heads,
         None => {
             return Err(ConfigError::Inconsistent {
@@ -36,8 +39,8 @@ pub(super) fn read(
             });
         }
     };
-    let default_positions = if family == Family::Llama { 2048 } else { 32_768 };
-    let max_positions = fields.count("max_position_embeddings")?.unwrap_or(default_positions);
+    let max_positions = fields.count("max_position_embeddings")?.unwrap_or(architecture.default_max_positions);
+    unsupported::check_windows(fields, architecture.window, max_positions)?;
     let (rope_theta, rope_scaling) = rope::read(fields, max_positions)?;
     let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
     let config = ModelConfig {
@@ -49,8 +52,7 @@ pub(super) fn read(
         heads,
         kv_heads: match fields.count("num_key_value_heads")? {
             Some(kv_heads) => kv_heads,
-            None if family == Family::Llama => heads,
-            // Qwen's classes default to 32, which is wrong for almost every model.
+            None if architecture.defaults_to_full_kv_heads => heads,
             None => return Err(fields.missing("num_key_value_heads")),
         },
         head_dim,
@@ -60,8 +62,8 @@ pub(super) fn read(
         rope_scaling,
         output_heads: expected_heads,
         tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
-        qkv_bias: family == Family::Qwen2 || attention_bias,
-        output_bias: family != Family::Qwen2 && attention_bias,
+        qkv_bias: architecture.qkv_bias.resolve(attention_bias),
+        output_bias: architecture.output_bias.resolve(attention_bias),
         dtype: Dtype::default(),
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         bos_token_id: fields.token_id("bos_token_id")?,
@@ -76,12 +78,13 @@ pub(super) fn read(
 fn family(fields: Fields<'_>, heads: OutputHeads) -> Result<Family, ConfigError> {
     let (reason, hint) = heads.refusal();
     let value = fields.get("model_type").ok_or_else(|| fields.missing("model_type"))?;
-    let family = [Family::Llama, Family::Qwen2, Family::Qwen3]
+    let family = Family::ALL
         .into_iter()
         .find(|family| value.as_str() == Some(family.model_type()))
         .ok_or_else(|| fields.unsupported("model_type", value, "the architecture is not supported", hint))?;
+    let class = heads.architecture(family);
     if let Some(architectures) = fields.list("architectures")?
-        && !architectures.iter().any(|a| a.as_str() == Some(heads.architecture(family)))
+        && !architectures.iter().any(|a| a.as_str() == Some(&class))
         && let Some(first) = architectures.first()
     {
         return Err(fields.unsupported("architectures", first, reason, hint));

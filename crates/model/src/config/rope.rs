@@ -1,6 +1,6 @@
 //! Rotary frequencies: theta and the supported scalings.
 
-use std::f64::consts::TAU;
+use std::f64::consts::{PI, TAU};
 
 use serde_json::{Map, Value, json};
 
@@ -30,6 +30,22 @@ pub enum RopeScaling {
         /// Context length of the original training.
         original_max_positions: usize,
     },
+    /// YaRN (Peng et al., 2023, arXiv:2309.00071): low frequencies are divided by the factor, high ones are unchanged, those in
+    /// between are interpolated by their index, and rotated queries and keys are multiplied by a factor.
+    Yarn {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Frequencies with more rotations than this within the original context are unchanged.
+        beta_fast: f64,
+        /// Frequencies with fewer rotations than this are divided.
+        beta_slow: f64,
+        /// Context length of the original training.
+        original_max_positions: usize,
+        /// The bounds are rounded to whole indices, away from each other.
+        truncate: bool,
+        /// Factor of the rotated queries and keys.
+        attention_factor: f64,
+    },
 }
 
 impl RopeScaling {
@@ -40,22 +56,57 @@ impl RopeScaling {
                 // Exponent and power are rounded to f32 where `transformers` has them in f32.
                 let exponent = (2 * i) as f32 / head_dim as f32;
                 let plain = 1.0 / theta.powf(f64::from(exponent)) as f32;
-                self.scaled(f64::from(plain)) as f32
+                match self.interpolated_indices(theta, head_dim) {
+                    Some((factor, [low, high])) => {
+                        let share = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                        let plain = f64::from(plain);
+                        (share * plain / factor + (1.0 - share) * plain) as f32
+                    }
+                    None => self.scaled(f64::from(plain)) as f32,
+                }
             })
             .collect()
     }
 
+    /// Factor of the rotated queries and of the rotated keys.
+    pub(super) fn rotary_scale(self) -> f64 {
+        match self {
+            Self::Yarn { attention_factor, .. } => attention_factor,
+            Self::None | Self::Linear { .. } | Self::Llama3 { .. } => 1.0,
+        }
+    }
+
+    /// YaRN's factor, and the indices between which frequencies are interpolated.
+    fn interpolated_indices(self, theta: f64, head_dim: usize) -> Option<(f64, [f64; 2])> {
+        let Self::Yarn { factor, beta_fast, beta_slow, original_max_positions, truncate, .. } = self else {
+            return None;
+        };
+        // Index of the frequency with this number of rotations within the original context.
+        let index = |rotations: f64| {
+            let positions = original_max_positions as f64;
+            head_dim as f64 * (positions / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (index(beta_fast), index(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let last = head_dim as f64 - 1.0;
+        (low, high) = (low.clamp(0.0, last), high.clamp(0.0, last));
+        // The width that `transformers` uses in place of 0.
+        Some((factor, [low, if low == high { high + 0.001 } else { high }]))
+    }
+
     /// Divisor of the frequencies that are scaled.
-    pub(super) fn factor(self) -> f64 {
+    pub fn factor(self) -> f64 {
         match self {
             Self::None => 1.0,
-            Self::Linear { factor } | Self::Llama3 { factor, .. } => factor,
+            Self::Linear { factor } | Self::Llama3 { factor, .. } | Self::Yarn { factor, .. } => factor,
         }
     }
 
     fn scaled(self, frequency: f64) -> f64 {
         match self {
-            Self::None => frequency,
+            Self::None | Self::Yarn { .. } => frequency,
             Self::Linear { factor } => frequency / factor,
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
                 let original = original_max_positions as f64;
@@ -84,6 +135,22 @@ impl RopeScaling {
                 "low_freq_factor": low_freq_factor,
                 "high_freq_factor": high_freq_factor,
                 "original_max_position_embeddings": original_max_positions,
+            }),
+            Self::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_max_positions,
+                truncate,
+                attention_factor,
+            } => json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "original_max_position_embeddings": original_max_positions,
+                "truncate": truncate,
+                "attention_factor": attention_factor,
             }),
         };
         value.as_object().cloned()
@@ -117,7 +184,7 @@ pub(super) fn read(fields: Fields<'_>, max_positions: usize) -> Result<(f64, Rop
 }
 
 fn read_scaling(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling, ConfigError> {
-    const KNOWN: [&str; 8] = [
+    const KNOWN: [&str; 14] = [
         "rope_type",
         "type",
         "rope_theta",
@@ -126,21 +193,21 @@ fn read_scaling(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling,
         "high_freq_factor",
         "original_max_position_embeddings",
         "partial_rotary_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "attention_factor",
     ];
-    const HINT: &str = "supported are default, linear and llama3";
+    const HINT: &str = "supported are default, linear, llama3 and yarn";
     for (name, value) in fields.map {
         if !KNOWN.contains(&name.as_str()) && !value.is_null() {
             return Err(fields.unsupported(name, value, "it changes the rotary embedding", HINT));
         }
     }
     super::unsupported::check_partial_rotary(fields)?;
-    let number = |name: &str| {
-        let value = fields.number(name)?.ok_or_else(|| fields.missing(name))?;
-        if value.is_finite() && value > 0.0 {
-            return Ok(value);
-        }
-        Err(fields.wrong(name, "a positive number", &json!(value)))
-    };
+    let number = |name| positive(fields, name)?.ok_or_else(|| fields.missing(name));
     let kind = match fields.text("rope_type")? {
         Some(kind) => kind,
         None => fields.text("type")?.unwrap_or("default"),
@@ -167,8 +234,47 @@ fn read_scaling(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling,
             }
             Ok(scaling)
         }
+        "yarn" => read_yarn(fields, max_positions),
         other => Err(fields.unsupported("rope_type", &json!(other), "the scaling is not supported", HINT)),
     }
+}
+
+/// A number above 0, if there is one.
+fn positive(fields: Fields<'_>, name: &str) -> Result<Option<f64>, ConfigError> {
+    match fields.number(name)? {
+        Some(value) if !(value.is_finite() && value > 0.0) => {
+            Err(fields.wrong(name, "a positive number", &json!(value)))
+        }
+        value => Ok(value),
+    }
+}
+
+/// Settings of YaRN, with the defaults of `transformers`.
+fn read_yarn(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling, ConfigError> {
+    let original_max_positions =
+        fields.count("original_max_position_embeddings")?.unwrap_or(max_positions).max(1);
+    let factor = match positive(fields, "factor")? {
+        Some(factor) => factor,
+        None => max_positions as f64 / original_max_positions as f64,
+    };
+    let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let default_factor = match (positive(fields, "mscale")?, positive(fields, "mscale_all_dim")?) {
+        (Some(own), Some(all)) => magnitude(own) / magnitude(all),
+        _ => magnitude(1.0),
+    };
+    let beta_fast = positive(fields, "beta_fast")?.unwrap_or(32.0);
+    let beta_slow = positive(fields, "beta_slow")?.unwrap_or(1.0);
+    let attention_factor = positive(fields, "attention_factor")?.unwrap_or(default_factor);
+    let inconsistent = |problem| Err(ConfigError::Inconsistent { path: fields.path.to_owned(), problem });
+    if beta_fast <= beta_slow {
+        let object = fields.prefix.trim_end_matches('.').to_owned();
+        return inconsistent(Inconsistency::RotationBounds { object });
+    }
+    if !(attention_factor as f32).is_normal() {
+        return inconsistent(Inconsistency::NotPositive { field: "attention_factor", value: attention_factor });
+    }
+    let truncate = fields.flag("truncate")?.unwrap_or(true);
+    Ok(RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, truncate, attention_factor })
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@
 use serde_json::Value;
 
 use super::fields::Fields;
-use super::{ConfigError, Family};
+use super::ConfigError;
+use crate::family::Window;
 
 /// Values of a field that have no effect.
 enum Neutral {
-    /// `null`, `false`, `0` or an empty list.
+    /// `null`, `false`, `0`, or an empty list or object.
     Off,
     /// `Off`, or 1.
     OffOrOne,
@@ -22,6 +23,7 @@ impl Neutral {
             Value::Null | Value::Bool(false) => true,
             Value::Number(n) => n.as_f64() == Some(0.0),
             Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
             _ => false,
         };
         match self {
@@ -36,7 +38,7 @@ const EXPERTS: &str = "it makes the feed-forward layer a mixture of experts";
 const DENSE: &str = "use a dense model of the same family";
 const SCALES: &str = "it scales activations";
 const SOFT_CAP: &str = "it bounds logits by a tanh";
-const FAMILY: &str = "use a model of the Llama, Qwen2 or Qwen3 family";
+const FAMILY: &str = "use a model of the Llama, Mistral, Qwen2 or Qwen3 family";
 const QUANTISED: &str = "the weights are quantised";
 const FULL_PRECISION: &str = "use the model's f32, f16 or bf16 folder";
 
@@ -69,6 +71,9 @@ const RULES: &[(&str, Neutral, &str, &str)] = &[
     ("clip_qkv", Neutral::Off, "it clips queries, keys and values", FAMILY),
     ("use_qk_norm", Neutral::Off, "only Qwen3 normalises queries and keys", FAMILY),
     ("qk_layernorm", Neutral::Off, "only Qwen3 normalises queries and keys", FAMILY),
+    ("use_mrope", Neutral::Off, "it rotates by several positions per token", FAMILY),
+    ("tie_encoder_decoder", Neutral::Off, "it is not a decoder-only model", FAMILY),
+    ("pruned_heads", Neutral::Off, "some heads are removed", "use the model with all heads"),
     ("no_rope_layers", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
     ("no_rope_layer_interval", Neutral::Off, "it leaves the rotary embedding out of some layers", FAMILY),
     ("rope_interleaved", Neutral::Off, "it pairs different elements in the rotary embedding", FAMILY),
@@ -79,7 +84,12 @@ const RULES: &[(&str, Neutral, &str, &str)] = &[
     ("text_config", Neutral::Off, "the model is part of a larger one", FAMILY),
 ];
 
-pub(super) fn check(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
+/// True if the field is accepted at its neutral value.
+pub(super) fn has_rule(name: &str) -> bool {
+    RULES.iter().any(|(field, ..)| *field == name)
+}
+
+pub(super) fn check(fields: Fields<'_>) -> Result<(), ConfigError> {
     for (name, neutral, reason, hint) in RULES {
         if let Some(value) = fields.get(name)
             && !neutral.holds(value)
@@ -88,7 +98,6 @@ pub(super) fn check(fields: Fields<'_>, family: Family) -> Result<(), ConfigErro
         }
     }
     check_partial_rotary(fields)?;
-    check_windows(fields, family)?;
     if let Some(map) = fields.object("auto_map")?
         && let Some(code) = map.get("AutoModelForCausalLM")
     {
@@ -109,18 +118,28 @@ pub(super) fn check_partial_rotary(fields: Fields<'_>) -> Result<(), ConfigError
     }
 }
 
-/// Qwen files contain a window even if it is disabled; only an enabled window matters.
-fn check_windows(fields: Fields<'_>, family: Family) -> Result<(), ConfigError> {
+/// A window is accepted if it is disabled or at least as long as the longest sequence: attention then sees all earlier tokens.
+pub(super) fn check_windows(
+    fields: Fields<'_>,
+    window: Window,
+    max_positions: usize,
+) -> Result<(), ConfigError> {
     const REASON: &str = "attention would not see all earlier tokens";
-    const HINT: &str = "use a model with full attention";
+    const HINT: &str =
+        "use a model with full attention, or set max_position_embeddings to the window to use no longer sequences";
     if fields.flag("use_sliding_window")? == Some(true) {
         return Err(fields.unsupported("use_sliding_window", &Value::Bool(true), REASON, HINT));
     }
-    let switched_off = family != Family::Llama || fields.flag("use_sliding_window")? == Some(false);
-    if let Some(window) = fields.get("sliding_window")
-        && !switched_off
+    let size = match window {
+        Window::Switched => None,
+        Window::Never => fields.count("sliding_window")?,
+        Window::Default(_) if fields.map.contains_key("sliding_window") => fields.count("sliding_window")?,
+        Window::Default(size) => Some(size),
+    };
+    if let Some(size) = size
+        && size < max_positions
     {
-        return Err(fields.unsupported("sliding_window", window, REASON, HINT));
+        return Err(fields.unsupported("sliding_window", &Value::from(size), REASON, HINT));
     }
     if let Some(types) = fields.list("layer_types")?
         && let Some(other) = types.iter().find(|t| t.as_str() != Some("full_attention"))

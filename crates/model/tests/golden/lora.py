@@ -22,6 +22,7 @@ CASES = {
     "tiny-qwen3": LoraConfig(
         r=8, lora_alpha=16, use_rslora=True, target_modules=["k_proj", "o_proj", "up_proj", "down_proj"], task_type="CAUSAL_LM"
     ),
+    "tiny-mistral": LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM"),
 }
 
 

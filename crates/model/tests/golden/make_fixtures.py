@@ -2,8 +2,8 @@
 
     python make_fixtures.py
 
-Together, the three policies have every feature of the three families: untied and tied embeddings, biases, QK-norm, an
-explicit head size, llama3 and linear rotary scaling, f32, f16 and bf16 weights, one file and several shards, and both
+Together, the four policies have every feature of the four families: untied and tied embeddings, biases, QK-norm, an
+explicit head size, llama3, linear and YaRN rotary scaling, f32, f16 and bf16 weights, one file and several shards, and both
 spellings of the rotary settings. The two critics are token classifiers with one label. Generated with torch 2.x and transformers 5.x; the weights are determined by the seed.
 """
 
@@ -17,6 +17,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForTokenClassification,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -119,6 +121,18 @@ def main():
         Qwen3Config(**SHAPE, num_labels=1, head_dim=16, rms_norm_eps=1e-6, rope_parameters=rope)
     )
     write("tiny-qwen3-critic", qwen3_critic, 5, torch.bfloat16)
+
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    mistral = MistralForCausalLM(
+        MistralConfig(**SHAPE, sliding_window=None, rms_norm_eps=1e-5, rope_parameters=rope)
+    )
+    write("tiny-mistral", mistral, 7, torch.bfloat16, extra_eos=49)
 
 
 if __name__ == "__main__":

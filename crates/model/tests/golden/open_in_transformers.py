@@ -41,7 +41,7 @@ def check(kind, source, loader):
 
 def main():
     new = ["llama", "qwen2", "qwen3"]
-    for source in [str(FIXTURES / name) for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"]] + new:
+    for source in [str(FIXTURES / name) for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"]] + new:
         check("policy", source, AutoModelForCausalLM)
     for source in [str(FIXTURES / name) for name in ["tiny-llama-critic", "tiny-qwen3-critic"]] + new:
         check("critic", source, AutoModelForTokenClassification)

@@ -85,7 +85,7 @@ def autocast_errors(name, data):
 
 def main():
     torch.manual_seed(11)
-    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"]:
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"]:
         sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
         starts = [0]
         for length in LENGTHS:

@@ -43,6 +43,63 @@ fn fixtures_are_read() {
     assert_eq!((qwen3.head_dim, qwen3.qk_norm(), qwen3.output_bias), (16, true, true));
     assert_eq!(qwen3.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     assert_eq!(qwen3.eos_token_ids, [2]);
+    let mistral = read(&fields("tiny-mistral")).unwrap();
+    assert_eq!((mistral.kv_heads, mistral.qkv_bias, mistral.output_bias, mistral.qk_norm()), (2, false, false, false));
+    assert!(matches!(mistral.rope_scaling, RopeScaling::Yarn { factor: 4.0, beta_fast: 4.0, .. }));
+    assert_eq!(mistral.rotary_scale(), (0.1 * 4f64.ln() + 1.0) as f32);
+}
+
+/// A file of Mistral without a window has the one of its class, unlike a file in which it is `null`.
+#[test]
+fn an_absent_window_is_that_of_the_class() {
+    let mut without = fields("tiny-mistral");
+    without.as_object_mut().unwrap().remove("sliding_window");
+    read(&without).unwrap();
+    without["max_position_embeddings"] = json!(4096);
+    read(&without).unwrap();
+    without["max_position_embeddings"] = json!(4097);
+    let text = read(&without).unwrap_err().to_string();
+    assert!(text.contains("sliding_window = 4096 is not supported"), "{text}");
+    without["sliding_window"] = Value::Null;
+    read(&without).unwrap();
+}
+
+/// The factor of queries and keys as `transformers` derives it, and settings without a meaning.
+#[test]
+fn yarn_settings_have_defaults_and_limits() {
+    let scaling = |yarn: Value| {
+        let mut yarn = yarn;
+        yarn["rope_type"] = json!("yarn");
+        read(&with("tiny-llama", "rope_scaling", yarn))
+    };
+    let read = scaling(json!({"factor": 4.0, "original_max_position_embeddings": 64})).unwrap();
+    assert_eq!(
+        read.rope_scaling,
+        RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_max_positions: 64,
+            truncate: true,
+            attention_factor: 0.1 * 4f64.ln() + 1.0,
+        }
+    );
+    let read = scaling(json!({"original_max_position_embeddings": 64, "attention_factor": 0.5})).unwrap();
+    assert_eq!((read.rope_scaling.factor(), read.rotary_scale()), (4.0, 0.5));
+    let read = scaling(json!({"factor": 4.0, "mscale": 0.5, "mscale_all_dim": 1.0})).unwrap();
+    assert_eq!(read.rotary_scale(), ((0.05 * 4f64.ln() + 1.0) / (0.1 * 4f64.ln() + 1.0)) as f32);
+    for (yarn, part) in [
+        (json!({"factor": 4.0, "beta_fast": 1.0}), "rope_scaling.beta_fast must be above rope_scaling.beta_slow"),
+        (json!({"factor": 4.0, "attention_factor": 1e300}), "attention_factor is"),
+        (json!({"factor": 4.0, "attention_factor": 0.0}), "rope_scaling.attention_factor is 0"),
+        (json!({"factor": 0.5}), "the factor of rope_scaling is 0.5"),
+        (json!({"factor": 4.0, "short_factor": [1.0]}), "rope_scaling.short_factor"),
+    ] {
+        let text = scaling(yarn).unwrap_err().to_string();
+        assert!(text.contains(part), "{text}");
+    }
+    let frequencies = scaling(json!({"factor": 4.0, "original_max_position_embeddings": 1})).unwrap().inverse_frequencies();
+    assert!(frequencies.iter().all(|f| f.is_finite()), "{frequencies:?}");
 }
 
 /// All fields are written back; only the data type is replaced by that of the saved weights.
@@ -51,7 +108,7 @@ fn read_fields_are_written_back() {
     for name in NAMES {
         let mut before = fields(name);
         before.as_object_mut().unwrap().remove("pad_token_id");
-        before["an_unknown_field"] = json!({"saved": [1, 2.5e-7]});
+        before["task_specific_params"] = json!({"saved": [1, 2.5e-7]});
         let written = Value::Object(read(&before).unwrap().to_json());
         let dtype = if name == "tiny-llama" { "torch_dtype" } else { "dtype" };
         before[dtype] = json!("float32");
@@ -82,7 +139,13 @@ fn unsupported_computations_are_rejected_by_name() {
     let cases = [
         ("tiny-qwen2", "use_sliding_window", json!(true)),
         ("tiny-qwen2", "layer_types", json!(["full_attention", "sliding_attention"])),
-        ("tiny-llama", "sliding_window", json!(4096)),
+        ("tiny-llama", "sliding_window", json!(128)),
+        ("tiny-mistral", "sliding_window", json!(255)),
+        ("tiny-mistral", "attention_bias", json!(false)),
+        ("tiny-llama", "use_rope", json!(false)),
+        ("tiny-llama", "an_unknown_field", json!(0)),
+        ("tiny-qwen2", "use_mrope", json!(true)),
+        ("tiny-llama", "pruned_heads", json!({"1": [0]})),
         ("tiny-llama", "mlp_bias", json!(true)),
         ("tiny-llama", "hidden_act", json!("gelu")),
         ("tiny-llama", "partial_rotary_factor", json!(0.5)),
@@ -102,7 +165,7 @@ fn unsupported_computations_are_rejected_by_name() {
         assert!(text.starts_with(&format!("some/config.json: {field} = ")), "{text}");
         assert!(error.help().is_some());
     }
-    for kind in ["yarn", "dynamic", "longrope"] {
+    for kind in ["dynamic", "longrope"] {
         let rope = json!({"rope_type": kind, "factor": 2.0});
         let text = read(&with("tiny-qwen2", "rope_parameters", rope)).unwrap_err().to_string();
         assert!(text.contains(&format!("rope_parameters.rope_type = \"{kind}\"")), "{text}");
@@ -117,6 +180,11 @@ fn unsupported_computations_are_rejected_by_name() {
 fn neutral_values_are_accepted() {
     let cases = [
         ("tiny-qwen2", "sliding_window", json!(32768)),
+        ("tiny-qwen2", "use_mrope", json!(false)),
+        ("tiny-mistral", "sliding_window", json!(256)),
+        ("tiny-llama", "an_unknown_field", Value::Null),
+        ("tiny-llama", "pruned_heads", json!({})),
+        ("tiny-llama", "unsloth_fixed", json!(true)),
         ("tiny-qwen2", "max_window_layers", json!(21)),
         ("tiny-llama", "rope_scaling", Value::Null),
         ("tiny-llama", "quantization_config", Value::Null),
@@ -158,7 +226,7 @@ fn errors_name_file_field_and_value() {
 
 #[test]
 fn a_new_configuration_round_trips() {
-    for family in ["llama", "qwen2", "qwen3"] {
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
         let text = format!(
             "{{\"family\": \"{family}\", \"layers\": 2, \"hidden_size\": 32, \"heads\": 4, \"kv_heads\": 2,
                \"intermediate_size\": 56, \"max_positions\": 128}}"

@@ -8,7 +8,7 @@ use rloom_model::{
 use rloom_ops::Ctx;
 use safetensors::SafeTensors;
 
-pub(crate) const NAMES: [&str; 3] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
+pub(crate) const NAMES: [&str; 4] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"];
 
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

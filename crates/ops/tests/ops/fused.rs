@@ -126,7 +126,7 @@ fn check_heads<E: Element>(ctx: &Ctx, rows: usize, d: usize, shape: AttentionSha
     let norm = Norm { weight: &weight, eps: EPS };
     let packed = pack::<E>(ctx, &w, n, d);
     let inv_freq: Vec<f32> = (0..e / 2).map(|i| 0.5 / (i + 1) as f32).collect();
-    let (table, positions) = (RopeTable::new(e, &inv_freq, 50), (0..rows as u32).map(|r| r * 7 % 50));
+    let (table, positions) = (RopeTable::new(e, &inv_freq, 1.0, 50), (0..rows as u32).map(|r| r * 7 % 50));
     let positions: Vec<u32> = positions.collect();
     let ends = [0..h * e, h * e..(h + g) * e, (h + g) * e..n];
     let rotation = Rotation { positions: &positions, table: &table };

@@ -85,7 +85,7 @@ fn rope_as_in_transformers() {
     let ctx = Ctx::serial();
     let g = Golden::of("rope");
     let positions: Vec<u32> = g.list("positions").iter().map(|p| *p as u32).collect();
-    let table = RopeTable::new(g.count("e"), g.buf("inv_freq").as_slice(), 512);
+    let table = RopeTable::new(g.count("e"), g.buf("inv_freq").as_slice(), 1.0, 512);
     let (mut y, mut dx) = (g.buf("x"), g.buf("dy"));
     rope(&ctx, &mut y, &positions, g.count("heads"), &table);
     g.check("y", &y);

@@ -109,7 +109,7 @@ fn rope_and_its_inverse_agree_with_the_reference() {
     let ctx = Ctx::new(2).unwrap();
     for (heads, head_dim) in [(1, 2), (3, 20), (4, 32), (2, 128)] {
         let inv_freq = frequencies(head_dim);
-        let table = RopeTable::new(head_dim, &inv_freq, 5000);
+        let table = RopeTable::new(head_dim, &inv_freq, 1.0, 5000);
         let positions = [0, 1, 2, 77, 4999];
         let x = buf(6, positions.len() * heads * head_dim);
         let mut y = x.clone();
@@ -124,7 +124,7 @@ fn rope_and_its_inverse_agree_with_the_reference() {
 
 #[test]
 fn rope_is_bitwise_identical_everywhere() {
-    let table = RopeTable::new(20, &frequencies(20), 400);
+    let table = RopeTable::new(20, &frequencies(20), 1.0, 400);
     let positions: Vec<u32> = (0..400).rev().collect();
     assert_same_bits_everywhere("rope", |ctx| {
         let (mut x, mut dx) = (buf(1, 400 * 60), buf(2, 400 * 60));
@@ -137,7 +137,7 @@ fn rope_is_bitwise_identical_everywhere() {
 #[test]
 #[should_panic(expected = "a position is not below the table's 8")]
 fn rope_rejects_a_position_outside_its_table() {
-    let table = RopeTable::new(4, &frequencies(4), 8);
+    let table = RopeTable::new(4, &frequencies(4), 1.0, 8);
     rope(&Ctx::serial(), &mut Buf::<f32>::zeros(4), &[8], 1, &table);
 }
 
