@@ -51,7 +51,7 @@ pub use advantage::kinds as estimators;
 pub use advantage::{
     AdvantageKind, AdvantageReport, AdvantageSettings, AdvantageSpec, Advantages, AgentPart, AgentTurn,
     EpisodeAdvantage, EpisodeRewards, Estimator, GroupRewards, Pairing, Recombination, RoleBaselines,
-    RunningMoments, Shaping, ShapingHistory, StepReward, advantages, advantages_of_roles,
+    RunningMoments, Shaping, ShapingHistory, StatesFrom, StepReward, advantages, advantages_of_roles,
 };
 pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;

@@ -7,12 +7,23 @@ use super::normalize::{STD_EPSILON, check_gamma, check_std_epsilon};
 use super::returns::accumulate;
 use super::view::{GroupView, Raw};
 use super::{AdvantageReport, EpisodeRewards, StepReward};
+use crate::settings::choices::choices;
 use crate::settings::keys::{OutOfRange, check, settings};
 
+choices! {
+    /// The steps among which those from the same state are compared.
+    StatesFrom {
+        /// Those of the group. Right for any key, as the episodes of a group have one task.
+        Group = "group",
+        /// Those of all groups of the batch: for keys that describe the state completely, whatever the task.
+        Batch = "batch",
+    }
+}
+
 settings! {
-    /// `group` of the episode + ω·(return from the step − mean over the group's steps with its state): GiGPO (arXiv
-    /// 2505.10978). Episodes are compared within their group, steps with those that began in the same state; all tokens
-    /// of a step share its advantage. Of several agents each is compared with itself, by its own reward and steps.
+    /// υ·`group` of the episode + ω·(return from the step − mean over the steps with its state): GiGPO (arXiv 2505.10978).
+    /// Episodes are compared within their group, steps with those that began in the same state; all tokens of a step share its
+    /// advantage. Of several agents each is compared with itself, by its own reward and steps.
     Gigpo {
         /// Also divide by the standard deviations, of episodes and of steps.
         divide_by_std: bool = true,
@@ -20,10 +31,17 @@ settings! {
         std_epsilon: f64 = STD_EPSILON,
         /// Discount per step.
         gamma: f64 = 0.95,
+        /// υ: weight of the advantage of episodes.
+        episode_weight: f64 = 1.0,
         /// ω: weight of the advantage of steps.
         step_weight: f64 = 1.0,
+        /// Steps that are compared if their states are equal: those of the group or of the batch.
+        states_from: StatesFrom = StatesFrom::Group,
     }
 }
+
+/// Returns from the steps of each state.
+type States<'a> = BTreeMap<&'a str, RunningMoments>;
 
 impl Gigpo {
     fn against(self, of: &RunningMoments, value: f64) -> f64 {
@@ -46,33 +64,39 @@ impl Gigpo {
         parts(e).into_iter().map(with_steps).collect()
     }
 
-    /// Tokens outside any step only have the episode's advantage.
-    fn group(self, group: &GroupView<'_>, report: &mut AdvantageReport) -> Vec<Raw> {
-        let mut of_agent: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    /// The states of the groups' steps.
+    fn states<'a>(self, groups: &[GroupView<'a>], report: &mut AdvantageReport) -> States<'a> {
         let mut from_state: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for (_, e, shared) in group.members() {
-            for (part, steps) in self.parts(e) {
-                of_agent.entry(part.name).or_default().push(part.reward.unwrap_or(shared));
-                report.steps += steps.len();
-                for (step, value) in steps {
-                    if let Some(state) = step.state {
-                        from_state.entry(state).or_default().push(value);
-                    }
+        for (_, e, _) in groups.iter().flat_map(GroupView::members) {
+            for (step, value) in self.parts(e).into_iter().flat_map(|(_, steps)| steps) {
+                report.steps += 1;
+                if let Some(state) = step.state {
+                    from_state.entry(state).or_default().push(value);
                 }
             }
         }
         report.states_seen_once += from_state.values().filter(|values| values.len() == 1).count();
+        from_state.into_iter().map(|(key, values)| (key, RunningMoments::of(values.into_iter()))).collect()
+    }
+
+    /// Tokens outside any step only have the episode's advantage.
+    fn group(self, group: &GroupView<'_>, states: &States<'_>) -> Vec<Raw> {
+        let mut of_agent: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (_, e, shared) in group.members() {
+            for part in parts(e) {
+                of_agent.entry(part.name).or_default().push(part.reward.unwrap_or(shared));
+            }
+        }
         let moments = |(key, values): (_, Vec<f64>)| (key, RunningMoments::of(values.into_iter()));
         let of_agent: BTreeMap<&str, RunningMoments> = of_agent.into_iter().map(moments).collect();
-        let of_state: BTreeMap<&str, RunningMoments> = from_state.into_iter().map(moments).collect();
         group.each(|_, e, shared| {
             let mut advantage = vec![0.0; e.tokens];
             for (part, steps) in self.parts(e) {
                 let reward = part.reward.unwrap_or(shared);
                 let of_episode = of_agent.get(part.name).map_or(0.0, |of| self.against(of, reward));
-                advantage[part.tokens.0..part.tokens.1].fill(of_episode);
+                advantage[part.tokens.0..part.tokens.1].fill(self.episode_weight * of_episode);
                 for (step, value) in steps {
-                    let Some(of) = step.state.and_then(|state| of_state.get(state)) else { continue };
+                    let Some(of) = step.state.and_then(|state| states.get(state)) else { continue };
                     let of_step = self.step_weight * self.against(of, value);
                     for a in &mut advantage[step.tokens.0..step.tokens.1] {
                         *a += of_step;
@@ -87,13 +111,23 @@ impl Gigpo {
 impl Estimate for Gigpo {
     fn check(&self) -> Result<(), OutOfRange> {
         check_gamma(self.gamma)?;
-        let fits = self.step_weight >= 0.0;
-        check("step_weight", self.step_weight, fits, "0 or more", "1 weighs steps like episodes")?;
+        let weights = [
+            ("episode_weight", self.episode_weight, "0 compares steps alone"),
+            ("step_weight", self.step_weight, "1 weighs steps like episodes"),
+        ];
+        for (key, weight, hint) in weights {
+            check(key, weight, weight >= 0.0, "0 or more", hint)?;
+        }
         check_std_epsilon(self.std_epsilon)
     }
 
     fn ignored(&self) -> &'static [&'static str] {
         if self.divide_by_std { &[] } else { &["std_epsilon"] }
+    }
+
+    /// Steps alone may be compared with those of other groups.
+    fn needs_group(&self) -> bool {
+        self.episode_weight != 0.0 || self.states_from == StatesFrom::Group
     }
 
     fn is_per_episode(&self) -> bool {
@@ -105,6 +139,13 @@ impl Estimate for Gigpo {
     }
 
     fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
-        batch.each(|group, report| self.group(group, report))
+        let of_batch = match self.states_from {
+            StatesFrom::Group => None,
+            StatesFrom::Batch => Some(self.states(batch.groups, batch.report)),
+        };
+        batch.each(|group, report| match &of_batch {
+            Some(states) => self.group(group, states),
+            None => self.group(group, &self.states(std::slice::from_ref(group), report)),
+        })
     }
 }

@@ -50,6 +50,7 @@ mod whiten;
 
 pub use agents::{AgentPart, AgentTurn};
 pub use episode::{EpisodeRewards, GroupRewards, StepReward};
+pub use gigpo::StatesFrom;
 pub use magrpo::Pairing;
 pub use marti::{Shaping, ShapingHistory};
 pub use moments::RunningMoments;

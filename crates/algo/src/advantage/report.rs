@@ -27,7 +27,7 @@ pub struct AdvantageReport {
     pub no_contrast: bool,
     /// Steps of the compared episodes ([`crate::Estimator::Gigpo`]).
     pub steps: usize,
-    /// Of `steps`, those whose state occurs only once in the group.
+    /// Of `steps`, those whose state occurs only once among those that are compared.
     pub states_seen_once: usize,
     /// Mean of k1 over the trained policy tokens (nats), the input of [`KlControl`](crate::KlControl); `None` without
     /// KL in the reward.

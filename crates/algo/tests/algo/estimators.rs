@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rloom_algo::estimators::{Gae, Gdpo, Gigpo, Gpg, MaxAtG, Opo, Prime, RaftPp, Remax, Rloo, Topr};
 use rloom_algo::{
     AdvantageSpec, Advantages, AlgoError, EpisodeRewards, Estimator, GroupRewards, Keep, RunningMoments,
-    StatisticFrom, StepReward, advantages,
+    StatesFrom, StatisticFrom, StepReward, advantages,
 };
 use rloom_core::{Role, metric};
 
@@ -211,7 +211,7 @@ fn gigpo_compares_steps_from_one_state() {
         episodes: vec![episode(&a[..], 1.0, 4), episode(&b[..], 0.0, 3), EpisodeRewards::new(None, 2)],
     };
     let gigpo =
-        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, std_epsilon: 1e-4 });
+        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, ..Gigpo::default() });
     let got = get(gigpo, std::slice::from_ref(&group));
     // Episodes ±½. From "s" the first returns 0 + ½·1 and the second 0 + ½·0 + ¼·7: mean 1.125, ∓0.625, twice.
     let tokens = |e: usize, n| -> Vec<f32> { (0..n).map(|t| got.episodes[0][e].at(t)).collect() };
@@ -222,7 +222,7 @@ fn gigpo_compares_steps_from_one_state() {
     assert!(got.report.named().contains(&(metric::FRAC_STATES_SEEN_ONCE, 0.4)));
     // Both levels by their standard deviations: two values are ∓1/√2 from their mean.
     let by_std = get(
-        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: true, std_epsilon: 0.0 }),
+        Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, std_epsilon: 0.0, ..Gigpo::default() }),
         &[group],
     );
     assert!((by_std.episodes[0][0].at(0) - (0.5f32.sqrt() - 2.0 * 0.5f32.sqrt())).abs() < 1e-6);
@@ -236,6 +236,24 @@ fn gigpo_compares_steps_from_one_state() {
     let got = get(gigpo, &[alone(1.0), alone(2.0)]);
     assert_eq!(got.report.states_seen_once, 4);
     assert!(got.episodes.iter().flatten().all(rloom_algo::EpisodeAdvantage::is_zero));
+    // Those of the batch are not; a group of one is compared then, unless its episode is to be compared, too.
+    let with_steps = |steps, reward| GroupRewards { episodes: vec![episode(steps, reward, 4)] };
+    let later = [step((0, 2), 0.0, Some("s")), step((2, 4), 4.0, Some("t"))];
+    let batch = [with_steps(&a[..], 1.0), with_steps(&later[..], 4.0)];
+    let settings = Gigpo {
+        gamma: 0.5,
+        episode_weight: 0.0,
+        divide_by_std: false,
+        states_from: StatesFrom::Batch,
+        ..Gigpo::default()
+    };
+    let got = get(Estimator::Gigpo(settings), &batch);
+    let tokens = |g: usize| -> Vec<f32> { (0..4).map(|t| got.episodes[g][0].at(t)).collect() };
+    assert_eq!((tokens(0), tokens(1)), (vec![-0.75, -0.75, -1.5, 0.0], vec![0.75, 0.75, 1.5, 1.5]));
+    assert_eq!((got.report.steps, got.report.states_seen_once, got.report.groups_of_one), (4, 0, 0));
+    let got = get(Estimator::Gigpo(Gigpo { episode_weight: 1.0, ..settings }), &batch);
+    assert!(got.episodes.iter().flatten().all(rloom_algo::EpisodeAdvantage::is_zero));
+    assert_eq!(got.report.groups_of_one, 2);
 }
 
 #[test]

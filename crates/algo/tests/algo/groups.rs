@@ -5,7 +5,7 @@ use rloom_algo::estimators::{
     Gae, Gdpo, Gigpo, Gpg, Group, GroupMean, MaxAtG, Normalized, Opo, Prime, RaftPp, ReinforcePp,
     ReinforcePpBaseline, Remax, Rloo, Topr,
 };
-use rloom_algo::{EpisodeRewards, Estimator, GroupRewards, Keep, StatisticFrom, StepReward};
+use rloom_algo::{EpisodeRewards, Estimator, GroupRewards, Keep, StatesFrom, StatisticFrom, StepReward};
 use rloom_core::{Purpose, RandomKey, Role};
 
 /// An episode's numbers, owned.
@@ -118,8 +118,17 @@ pub(crate) const fn normalized(mean_from: StatisticFrom, std_from: StatisticFrom
     Estimator::Normalized(Normalized { mean_from, std_from, std_epsilon: 1e-4 })
 }
 
+const GIGPO: Gigpo = Gigpo {
+    divide_by_std: true,
+    std_epsilon: 1e-4,
+    gamma: 0.95,
+    episode_weight: 1.0,
+    step_weight: 1.0,
+    states_from: StatesFrom::Group,
+};
+
 /// Every estimator, with different settings.
-pub(crate) const EVERY: [Estimator; 23] = [
+pub(crate) const EVERY: [Estimator; 25] = [
     Estimator::Group(Group { std_epsilon: 1e-4 }),
     Estimator::GroupMean(GroupMean {}),
     Estimator::ReinforcePpBaseline(ReinforcePpBaseline {}),
@@ -140,7 +149,9 @@ pub(crate) const EVERY: [Estimator; 23] = [
     Estimator::RaftPp(RaftPp { keep: Keep::Positive }),
     Estimator::RaftPp(RaftPp { keep: Keep::Best }),
     Estimator::Topr(Topr { baseline: 0.5 }),
-    Estimator::Gigpo(Gigpo { gamma: 0.95, step_weight: 1.0, divide_by_std: true, std_epsilon: 1e-4 }),
-    Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, std_epsilon: 1e-4 }),
+    Estimator::Gigpo(GIGPO),
+    Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, ..GIGPO }),
+    Estimator::Gigpo(Gigpo { states_from: StatesFrom::Batch, ..GIGPO }),
+    Estimator::Gigpo(Gigpo { states_from: StatesFrom::Batch, episode_weight: 0.0, ..GIGPO }),
     Estimator::Prime(Prime { gamma: 0.9, beta: 0.5 }),
 ];

@@ -4,7 +4,8 @@ reads them."""
 import numpy as np
 
 # Settings of a recipe that belong to the table of the advantage or of the loss.
-ADVANTAGE_KEYS = """mean_from std_from std_epsilon divide_by_std gamma lambda baseline step_weight keep""".split()
+ADVANTAGE_KEYS = """mean_from std_from std_epsilon divide_by_std gamma lambda baseline episode_weight step_weight states_from
+keep""".split()
 LOSS_KEYS = """level clip_low clip_high dual_clip weight_cap weight_floor tau_positive tau_negative divergence_limit
     cov_share cov_low cov_high cov_coef""".split()
 

@@ -200,22 +200,30 @@ def reinforce_pp(x, gamma, kl_coef):
     return [[None if r is None else of(g, e) for e, r in enumerate(rewards)] for g, rewards in enumerate(x["rewards"])]
 
 
-def gigpo(x, gamma, weight, divide):
-    """Both levels are divided by their standard deviation, or neither: the paper's F_norm."""
+def gigpo(x, gamma, weight, divide, episode_weight=1.0, over_batch=False):
+    """Both levels are divided by their standard deviation, or neither: the paper's F_norm. Over the batch, steps are
+    compared with those of all groups, which the paper does not do."""
     formula = group if divide else group_mean
-    out = []
-    for rewards, tokens, steps in zip(x["rewards"], x["tokens"], x["steps"]):
-        of_episodes = compared(rewards, formula)
-        alike = {}  # state -> its steps' returns, over the whole group
+    needs_group = episode_weight != 0.0 or not over_batch
+    alike = {}  # state -> its steps' returns, over the group or the batch
+    for g, (rewards, steps) in enumerate(zip(x["rewards"], x["steps"])):
         returns = [discounted_sums([s["reward"] for s in of_episode], gamma) for of_episode in steps]
+        if needs_group and sum(r is not None for r in rewards) < 2:
+            continue
         for e, of_episode in enumerate(steps):
             for s, step in enumerate(of_episode):
                 if rewards[e] is not None and step["state"] is not None:
-                    alike.setdefault(step["state"], {})[e, s] = returns[e][s]
-        of_steps = {}
-        for members in alike.values():
-            for key, a in zip(members, compared(list(members.values()), formula)):
-                of_steps[key] = a or 0.0  # a state seen once
+                    place = "batch" if over_batch else g
+                    alike.setdefault((place, step["state"]), {})[g, e, s] = returns[e][s]
+    of_steps = {}
+    for members in alike.values():
+        for key, a in zip(members, compared(list(members.values()), formula)):
+            of_steps[key] = a or 0.0  # a state seen once
+    out = []
+    for g, (rewards, tokens, steps) in enumerate(zip(x["rewards"], x["tokens"], x["steps"])):
+        of_episodes = compared(rewards, formula)
+        if not needs_group:
+            of_episodes = [None if r is None else 0.0 for r in rewards]
         row = []
         for e, of_episode in enumerate(steps):
             if of_episodes[e] is None:
@@ -224,7 +232,7 @@ def gigpo(x, gamma, weight, divide):
             a = [None] * tokens[e]
             for s, step in enumerate(of_episode):
                 for t in range(step["start"], step["end"]):
-                    a[t] = of_episodes[e] + weight * of_steps.get((e, s), 0.0)
+                    a[t] = episode_weight * of_episodes[e] + weight * of_steps.get((g, e, s), 0.0)
             row.append(a)
         out.append(row)
     return out
@@ -426,6 +434,10 @@ def advantages():
             )
         )
     cases.append(case("gigpo", "gigpo", {}, "steps", gigpo(x, 0.95, 1.0, True)))
+    for episodes, divide in [(0.0, False), (0.0, True), (0.5, True)]:
+        settings = {"states_from": "batch", "episode_weight": episodes, "divide_by_std": divide}
+        name = f"gigpo over the batch, weight of episodes {episodes}{', by deviations' if divide else ''}"
+        cases.append(case(name, "gigpo", settings, "steps", gigpo(x, 0.95, 1.0, divide, episodes, True)))
     x = GROUP_SETS["named"]
     cases.append(case("gdpo", "gdpo", {}, "named", gdpo(x), True))
     cases.append(case("gdpo, not whitened", "gdpo", {"whiten": False}, "named", gdpo(x)))

@@ -8,8 +8,8 @@ use super::{Draws, Game, Observe, Opponent, Played, Rules, digit};
 game_settings! {
     /// Connect Four on seven columns and six rows against a built-in opponent.
     ///
-    /// A move is the number of a column, from `1` to `7`. The observation is the opponent's move or the board, six rows of `X`,
-    /// `O` and `.` from the top. A win earns 1 and a loss −1.
+    /// A move is the number of a column, from `1` to `7`. The observation is the opponent's move, the board, six rows of `X`,
+    /// `O` and `.` from the top, or a new prompt with the columns of all moves. A win earns 1 and a loss −1.
     ConnectFourSettings turns 21 {
         /// The opponent; `best` looks `depth` moves ahead.
         opponent: Opponent = Opponent::Random,
@@ -49,8 +49,8 @@ impl Rules for ConnectFourSettings {
         }
         let is_open = !board.is_won() && board.count < CELLS;
         is_open.then(|| {
-            let has_x = board.count.is_multiple_of(2);
-            Box::new(Match { settings: self.clone(), has_x, board, draws }) as Box<dyn Game>
+            let (has_x, columns) = (board.count.is_multiple_of(2), played.to_owned());
+            Box::new(Match { settings: self.clone(), has_x, board, columns, draws }) as Box<dyn Game>
         })
     }
 }
@@ -144,16 +144,29 @@ impl Board {
     }
 }
 
+/// The position as prompts have it: the player's mark and the columns of all moves.
+pub(super) fn position(has_x: bool, columns: &str) -> String {
+    let mark = if has_x { "X" } else { "O" };
+    format!("{mark} {columns}").trim_end().to_owned()
+}
+
 #[derive(Debug)]
 struct Match {
     settings: ConnectFourSettings,
     /// The policy plays X.
     has_x: bool,
     board: Board,
+    /// Columns of all moves.
+    columns: String,
     draws: Draws,
 }
 
 impl Match {
+    fn play_in(&mut self, column: usize) {
+        self.board = self.board.with(column);
+        self.columns += &(column + 1).to_string();
+    }
+
     /// The end of the game after a move of the policy or of the opponent.
     fn end(&self, won: f64) -> Option<Played> {
         if self.board.is_won() {
@@ -166,7 +179,7 @@ impl Match {
 impl Game for Match {
     fn play(&mut self, text: &str) -> Option<Played> {
         let column = digit(text)?.checked_sub(1).filter(|column| self.board.moves().contains(column))?;
-        self.board = self.board.with(column);
+        self.play_in(column);
         if let Some(end) = self.end(1.0) {
             return Some(end);
         }
@@ -175,17 +188,22 @@ impl Game for Match {
             Opponent::Best => self.board.best(self.settings.depth.unwrap_or(DEPTH)),
         };
         let reply = self.draws.choose(&columns)?;
-        self.board = self.board.with(reply);
+        self.play_in(reply);
         Some(self.end(-1.0).unwrap_or_else(|| {
             Played::next(match self.settings.observation {
                 Observe::Board => self.board.text("/"),
                 Observe::Move => (reply + 1).to_string(),
+                Observe::Position => position(self.has_x, &self.columns),
             })
         }))
     }
 
     fn moves(&self) -> Vec<String> {
         self.board.moves().into_iter().map(|column| (column + 1).to_string()).collect()
+    }
+
+    fn position(&self) -> Option<String> {
+        (self.settings.observation == Observe::Position).then(|| position(self.has_x, &self.columns))
     }
 
     fn state(&self) -> String {

@@ -68,6 +68,11 @@ pub(crate) trait Game: Debug + Send {
         self.moves()
     }
 
+    /// The position as the task's prompt has it, if each turn has a prompt of its own.
+    fn position(&self) -> Option<String> {
+        None
+    }
+
     /// State key: equal for turns in which the policy has the same information.
     fn state(&self) -> String;
 
@@ -83,6 +88,16 @@ pub(crate) struct InvalidGame {
     pub(crate) answer: String,
     pub(crate) game: &'static str,
     pub(crate) form: &'static str,
+}
+
+/// A prompt without the position of its task, which the later ones take the place of.
+#[derive(Debug, miette::Diagnostic, thiserror::Error)]
+#[error(
+    "the prompt does not contain the position {position:?}, in whose place later ones would be; set \
+     `environment.observation` to another value"
+)]
+pub(crate) struct NoPosition {
+    pub(crate) position: String,
 }
 
 /// Consequence of a move.
@@ -123,6 +138,8 @@ pub enum Observe {
     Board,
     /// The opponent's move alone.
     Move,
+    /// The position in a prompt of its own: the task's with the new position, without the turns before.
+    Position,
 }
 
 /// Chance in one episode: random numbers in sequence.

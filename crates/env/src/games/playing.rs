@@ -1,12 +1,15 @@
 use std::future::ready;
 
-use rloom_core::{EarlierReasoning, RandomKey, Task};
+use rloom_core::{EarlierReasoning, PromptSource, RandomKey, Task};
 use rloom_text::{TextError, Tokenizer};
 
-use super::{Draws, Game, InvalidGame, Rules};
+use super::{Draws, Game, InvalidGame, NoPosition, Rules};
 use crate::dialogue::{Dialogue, after_reasoning};
 use crate::environment::View;
-use crate::{BoxFuture, EnvError, Environment, Interaction, Next, Response, Start, Turn, render_prompt};
+use crate::prompts::with_position;
+use crate::{
+    BoxFuture, EnvError, Environment, Interaction, NewSegment, Next, Response, Start, Turn, render_prompt,
+};
 
 /// Observation after a turn that is not a legal move, in a plain prompt.
 const ILLEGAL: &str = "?";
@@ -29,16 +32,32 @@ pub(crate) struct Limits {
 
 impl<R: Rules> Playing<R> {
     fn begin(&self, task: &Task, tokenizer: &Tokenizer, random: RandomKey) -> Result<Start, EnvError> {
+        let failed = |source: Box<dyn miette::Diagnostic + Send + Sync>| EnvError::Failed {
+            name: R::NAME.to_owned(),
+            task: task.index,
+            source,
+        };
         let game = self.rules.begin(&task.answer, Draws::chance(random)).ok_or_else(|| {
-            let invalid = InvalidGame { answer: task.answer.clone(), game: R::NAME, form: R::START };
-            EnvError::Failed { name: R::NAME.to_owned(), task: task.index, source: Box::new(invalid) }
+            let answer = task.answer.clone();
+            failed(Box::new(InvalidGame { answer, game: R::NAME, form: R::START }))
         })?;
+        let start = game.position();
+        if let Some(position) = &start
+            && with_position(&task.prompt, position, "").is_none()
+        {
+            return Err(failed(Box::new(NoPosition { position: position.clone() })));
+        }
         let prompt = render_prompt(tokenizer, &task.prompt)
             .map_err(|source| EnvError::Text { task: task.index, source })?;
         let state = Some(game.state());
         let interaction = Play {
             task: task.index,
             dialogue: Dialogue::new(&task.prompt, tokenizer, self.limits.earlier_reasoning),
+            prompts: start.map(|start| Prompts {
+                task: task.prompt.clone(),
+                start,
+                tokenizer: tokenizer.clone(),
+            }),
             game,
             suggestions: Draws::suggestions(random),
             turns_left: self.limits.max_turns,
@@ -67,10 +86,27 @@ impl<R: Rules> Environment for Playing<R> {
 struct Play {
     task: u64,
     dialogue: Dialogue,
+    /// Prompts of later turns, if each has its own.
+    prompts: Option<Prompts>,
     game: Box<dyn Game>,
     suggestions: Draws,
     turns_left: u32,
     limits: Limits,
+}
+
+/// Prompts that consist of the task's prompt with another position.
+#[derive(Debug)]
+struct Prompts {
+    task: PromptSource,
+    /// The position in the task's prompt.
+    start: String,
+    tokenizer: Tokenizer,
+}
+
+impl Prompts {
+    fn with(&self, position: &str) -> Option<PromptSource> {
+        with_position(&self.task, &self.start, position)
+    }
 }
 
 impl Interaction for Play {
@@ -97,6 +133,7 @@ impl Play {
         self.turns_left = self.turns_left.saturating_sub(1);
         // A truncated turn may be a prefix of another one.
         let played = if turn.stop.is_truncated() { None } else { self.game.play(text) };
+        let is_legal = played.is_some();
         let (reward, observation) = match played {
             Some(played) => (played.reward, played.observation),
             None if self.limits.illegal_ends => (self.limits.illegal_reward, None),
@@ -105,7 +142,16 @@ impl Play {
         let Some(observation) = observation.filter(|_| self.turns_left > 0) else {
             return Ok(Response { next: Next::Done, reward: Some(reward) });
         };
-        let next = self.dialogue.observe(turn, &written, &observation, Some(self.game.state()))?;
+        let state = Some(self.game.state());
+        let prompted = self.prompts.as_ref().filter(|_| is_legal);
+        let next = match prompted.and_then(|prompts| Some((prompts, prompts.with(&observation)?))) {
+            Some((Prompts { tokenizer, .. }, prompt)) => {
+                self.dialogue = Dialogue::new(&prompt, tokenizer, self.limits.earlier_reasoning);
+                let prompt = render_prompt(tokenizer, &prompt)?;
+                Next::NewSegment(NewSegment { prompt, observed: 0, attachments: Vec::new(), state })
+            }
+            None => self.dialogue.observe(turn, &written, &observation, state)?,
+        };
         Ok(Response { next, reward: Some(reward) })
     }
 

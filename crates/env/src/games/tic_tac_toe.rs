@@ -12,7 +12,7 @@ game_settings! {
     /// Tic-tac-toe against a built-in opponent.
     ///
     /// A move is the number of a cell, from `1` (top left) to `9` (bottom right). The observation is the board after the
-    /// opponent's move, `X.O/.../...`, or that move alone. A win earns 1 and a loss −1.
+    /// opponent's move, `X.O/.../...`, that move alone, or a new prompt. A win earns 1 and a loss −1.
     TicTacToeSettings turns 9 {
         /// The opponent.
         opponent: Opponent = Opponent::Random,
@@ -34,8 +34,8 @@ impl Rules for TicTacToeSettings {
     }
 
     fn begin(&self, answer: &str, draws: Draws) -> Option<Box<dyn Game>> {
-        let Start { board, .. } = Start::read(answer)?;
-        Some(Box::new(Match { settings: self.clone(), mark: board.mover(), board, draws }))
+        let position = Position::read(answer)?;
+        Some(Box::new(Match { settings: self.clone(), mark: position.board.mover(), position, draws }))
     }
 }
 
@@ -58,17 +58,17 @@ pub(super) struct Board([Option<Mark>; 9]);
 const LINES: [[usize; 3]; 8] =
     [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
 
-/// The beginning of a game, as the answer of a task has it.
+/// A position as prompts and the answers of tasks have it.
 #[derive(Debug)]
-pub(super) struct Start {
-    /// A board on which the game is not over.
+pub(super) struct Position {
     pub(super) board: Board,
-    /// The moves, if they are written instead of the board.
-    pub(super) moves: Option<String>,
+    /// All moves, if they are written instead of the board.
+    moves: Option<String>,
 }
 
-impl Start {
-    /// Reads `X .../.../...`, `X` or `O X5`: the mark of the player that moves next, and the board or all moves.
+impl Position {
+    /// Reads the beginning of a game, `X .../.../...`, `X` or `O X5`: the mark of the player that moves next, and the board or
+    /// all moves. The game is not over.
     pub(super) fn read(answer: &str) -> Option<Self> {
         let answer = answer.trim();
         let (mark, position) = answer.split_once(' ').unwrap_or((answer, ""));
@@ -78,6 +78,21 @@ impl Start {
             Self { board: Board::after(position)?, moves: Some(position.to_owned()) }
         };
         (start.board.result().is_none() && start.board.mover().name() == mark).then_some(start)
+    }
+
+    /// Plays a move of the mark that moves next, on an empty cell.
+    pub(super) fn play(&mut self, cell: usize) {
+        if let Some(moves) = &mut self.moves {
+            *moves += self.board.mover().name();
+            *moves += &(cell + 1).to_string();
+        }
+        self.board = self.board.with(cell);
+    }
+
+    /// The position for the player of a mark.
+    pub(super) fn text(&self, mark: Mark) -> String {
+        let position = self.moves.clone().unwrap_or_else(|| self.board.text("/"));
+        format!("{} {position}", mark.name()).trim_end().to_owned()
     }
 }
 
@@ -205,14 +220,14 @@ fn evaluate(board: Board, values: &mut HashMap<Board, i8>) -> i8 {
 struct Match {
     settings: TicTacToeSettings,
     mark: Mark,
-    board: Board,
+    position: Position,
     draws: Draws,
 }
 
 impl Match {
     /// The end of the game, if it is over.
     fn end(&self) -> Option<Played> {
-        Some(Played::over(match self.board.result()? {
+        Some(Played::over(match self.position.board.result()? {
             End::Won(winner) if winner == self.mark => 1.0,
             End::Won(_) => -1.0,
             End::Draw => self.settings.draw_reward,
@@ -222,35 +237,40 @@ impl Match {
 
 impl Game for Match {
     fn play(&mut self, text: &str) -> Option<Played> {
-        let cell = digit(text)?.checked_sub(1).filter(|&cell| self.board.0[cell].is_none())?;
-        self.board = self.board.with(cell);
+        let cell = digit(text)?.checked_sub(1).filter(|&cell| self.position.board.0[cell].is_none())?;
+        self.position.play(cell);
         if let Some(end) = self.end() {
             return Some(end);
         }
         let cells = match self.settings.opponent {
-            Opponent::Random => self.board.empty(),
-            Opponent::Best => self.board.best(),
+            Opponent::Random => self.position.board.empty(),
+            Opponent::Best => self.position.board.best(),
         };
         let reply = self.draws.choose(&cells)?;
-        self.board = self.board.with(reply);
+        self.position.play(reply);
         Some(self.end().unwrap_or_else(|| {
             Played::next(match self.settings.observation {
-                Observe::Board => self.board.text("/"),
+                Observe::Board => self.position.board.text("/"),
                 Observe::Move => (reply + 1).to_string(),
+                Observe::Position => self.position.text(self.mark),
             })
         }))
     }
 
     fn moves(&self) -> Vec<String> {
-        self.board.empty().into_iter().map(|cell| (cell + 1).to_string()).collect()
+        self.position.board.empty().into_iter().map(|cell| (cell + 1).to_string()).collect()
+    }
+
+    fn position(&self) -> Option<String> {
+        (self.settings.observation == Observe::Position).then(|| self.position.text(self.mark))
     }
 
     fn state(&self) -> String {
-        self.board.text("/")
+        self.position.board.text("/")
     }
 
     fn board(&self) -> String {
-        self.board.text("\n")
+        self.position.board.text("\n")
     }
 }
 

@@ -201,6 +201,24 @@ fn two_agents_play_each_other() {
     };
     let told = played(&*game(json!({"observation": "move"})));
     assert_eq!(told, ["X X5O1:", "O X5O1X9:", "X X5O1:92"]);
+    // Each turn has a prompt of its own; what follows a turn that is not a legal move continues its segment.
+    let told = played(&*game(json!({"observation": "position"})));
+    assert_eq!(told, ["X X5O1:", "O X5O1X9:", "X X5O1X9O2:"]);
+    let afresh = game(json!({"observation": "position"}));
+    let (said, episode) = moves(&*afresh, &["1", "1", "4", "2", "5", "3"]);
+    let expected = [
+        (0, "X .../.../...:"),
+        (1, "O X../.../...:"),
+        (1, "O X../.../...:1?"),
+        (0, "X X../O../...:"),
+        (1, "O XX./O../...:"),
+        (0, "X XX./OO./...:"),
+    ];
+    assert_eq!(said.iter().map(|(agent, text)| (*agent, text.as_str())).collect::<Vec<_>>(), expected);
+    let agents: Vec<_> = episode.segments.iter().map(|s| s.agent.as_deref().unwrap()).collect();
+    assert_eq!(agents, ["first", "first", "first", "second", "second"]);
+    assert_eq!(steps(&episode.segments, "first"), [0.0, 0.0, 1.0]);
+    assert_eq!(steps(&episode.segments, "second"), [-0.1, 0.0, -1.0]);
     // An agent without turns left ends it, too.
     let (said, _) = moves(&*game(json!({"max_turns": 1})), &["1", "2"]);
     assert_eq!(said.len(), 2);

@@ -298,6 +298,54 @@ fn a_person_sees_the_position_and_the_moves() {
     }
 }
 
+/// With `observation = "position"` each turn has the task's prompt with the present position, in a text and in a conversation;
+/// what follows a turn that is not a legal move continues its segment.
+#[test]
+fn positions_have_prompts_of_their_own() {
+    for (game, start, turns, expected) in [
+        ("tic_tac_toe", "X X.O/.../...", &["4", "4", "7"], ["X X.O/.../...", "X X.O/X../O.."]),
+        ("tic_tac_toe", "X X1O3", &["4", "4", "7"], ["X X1O3", "X X1O3X4O7"]),
+        ("connect_four", "112233", &["7", "9", "9"], ["X 112233", "X 11223374"]),
+    ] {
+        let json = json!({ "kind": game, "opponent": "best", "observation": "position" });
+        let environment = environment(&serde_json::from_value(json).unwrap());
+        let prompts = expected.map(|position| format!("Play {position}:"));
+        let chat = PromptSource::Messages(vec![
+            rloom_core::ChatMessage::new("system", "Win."),
+            rloom_core::ChatMessage::new("user", &prompts[0]),
+        ]);
+        for prompt in [PromptSource::Text(prompts[0].clone()), chat] {
+            let task = Task { prompt, ..task(start) };
+            conformance::check(environment.as_ref(), &task, &wide_tokenizer(), turns).unwrap();
+            let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(1, 0));
+            let tokenizer = wide_tokenizer();
+            let mut attempt =
+                now(Attempt::start(environment.as_ref(), &task, &tokenizer, 1000, random)).unwrap();
+            // The first is legal, and the opponent has one good answer; the others are not legal.
+            for text in turns {
+                let tokens = tokenizer.encode(&format!("{text}<|eos|>"), false).unwrap();
+                now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
+            }
+            let segments = attempt.finish().unwrap();
+            let texts: Vec<String> = segments.iter().map(text).collect();
+            assert_eq!(segments.len(), 2, "{texts:?}");
+            let (first, second) = (&texts[0], &texts[1]);
+            assert!(first.contains(&prompts[0]) && first.trim_end().ends_with(turns[0]), "{first}");
+            assert!(second.contains(&prompts[1]) && second.matches("Play").count() == 1, "{second}");
+            let refused = format!("{}?", turns[1]);
+            let refusal = if second.contains("[user]") { "not a legal move" } else { &refused };
+            assert!(second.contains(refusal), "{second}");
+            assert_eq!(segments[1].steps().count(), 2);
+        }
+    }
+    let json = json!({ "kind": "tic_tac_toe", "observation": "position" });
+    let environment = environment(&serde_json::from_value(json).unwrap());
+    let random = RandomKey::for_sample(1, 0, Purpose::Rollout, key(1, 0));
+    let found = now(Attempt::start(environment.as_ref(), &task("X X1O3"), &wide_tokenizer(), 1000, random));
+    let error = found.unwrap_err().to_string();
+    assert!(error.contains("does not contain the position \"X X1O3\""), "{error}");
+}
+
 /// A turn that was cut off may be the beginning of another one: it is no move.
 #[test]
 fn a_turn_that_was_cut_off_is_no_move() {

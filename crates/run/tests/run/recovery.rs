@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::recipe;
@@ -10,7 +11,7 @@ use rloom_config::Config;
 use rloom_run::{ResumeOptions, RunError, StageError, StopFlag};
 use rloom_store::StoreError;
 use rloom_store::faults::{Fault, FaultPlan, install};
-use rloom_telemetry::{Event, EventLine, Observer, read_events};
+use rloom_telemetry::{Event, EventLine, Observer, StepFiles, read_events, rollout_log};
 
 /// Final weights and optimiser state.
 fn result(config: &Config) -> (Vec<u8>, Vec<u8>) {
@@ -223,6 +224,39 @@ fn a_pinned_run_without_its_journal_names_the_missing_weights() {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// The groups that batches could reuse are in the journal: without it a resumed run reuses those that it trains on afterwards.
+#[test]
+fn a_run_without_its_journal_reuses_the_groups_that_follow() {
+    let directory = tempfile::tempdir().unwrap();
+    let overrides = ["stage.rl.steps=9", "schedule.reuse={share=0.25,max_age=3,max_uses=2}"];
+    let config = recipe::config(directory.path(), &overrides);
+    let stop = StopFlag::default();
+    let here =
+        |line: &EventLine| line.stage == "rl" && line.step == 5 && matches!(line.event, Event::Step { .. });
+    rloom_run::train(&config, &mut StopAt(here, stop.clone()), &stop).unwrap();
+    let run = config.run_directory();
+    for segment in std::fs::read_dir(run.join("journal")).unwrap() {
+        std::fs::remove_file(segment.unwrap().path()).unwrap();
+    }
+    assert!(!resume(&config).unwrap().interrupted);
+    let files = StepFiles::new(&run, "rl", u64::MAX);
+    let tickets = |step: u64| -> Vec<u64> {
+        rollout_log::read(&files.path(step)).unwrap().iter().map(|group| group.ticket.0).collect()
+    };
+    let (mut new, mut reused) = (BTreeSet::new(), Vec::new());
+    for step in 1..=9 {
+        let own = tickets(step);
+        // Six new groups, then at most two of earlier batches of the same attempt.
+        assert!(own[..6].iter().all(|ticket| new.insert(*ticket)), "step {step}: {own:?}");
+        if step == 6 {
+            new = own.iter().copied().collect();
+        }
+        assert!(own[6..].iter().all(|ticket| new.contains(ticket)), "step {step}: {own:?}");
+        reused.push(own.len() - 6);
+    }
+    assert_eq!(reused, [0, 2, 2, 2, 2, 0, 2, 2, 2]);
 }
 
 #[test]

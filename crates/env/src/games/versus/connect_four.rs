@@ -1,4 +1,4 @@
-use super::super::connect_four::{Board, CELLS};
+use super::super::connect_four::{Board, CELLS, position};
 use super::super::{Observe, digit};
 use super::{Versus, won_by};
 
@@ -42,13 +42,12 @@ impl Versus for ConnectFour {
     }
 
     fn position(&self, player: usize) -> String {
-        let name = if player == 0 { "X" } else { "O" };
-        if self.columns.is_empty() { name.to_owned() } else { format!("{name} {}", self.columns) }
+        position(player == 0, &self.columns)
     }
 
     fn observation(&self, _: usize) -> String {
         match self.observe {
-            Observe::Board => self.board.text("/"),
+            Observe::Board | Observe::Position => self.board.text("/"),
             Observe::Move => self.columns.chars().next_back().into_iter().collect(),
         }
     }

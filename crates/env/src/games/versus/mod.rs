@@ -44,7 +44,7 @@ trait Versus: Debug + Send {
     /// Rewards of both players at the end of the game; `None` before its end.
     fn scores(&self) -> Option<[f64; 2]>;
 
-    /// The position as the prompt of a player's first move has it.
+    /// The position as the prompt of a player has it.
     fn position(&self, player: usize) -> String;
 
     /// What a player sees before a later move.

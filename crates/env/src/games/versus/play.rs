@@ -4,10 +4,10 @@ use std::future::ready;
 use rloom_core::{EarlierReasoning, PromptSource, RandomKey, Task};
 use rloom_text::{TextError, Tokenizer};
 
-use super::super::{Draws, InvalidGame};
+use super::super::{Draws, InvalidGame, Observe};
 use super::{PLAYERS, SelfPlaySettings, Versus};
 use crate::dialogue::{Dialogue, after_reasoning};
-use crate::prompts::with_text;
+use crate::prompts::{with_position, with_text};
 use crate::{
     Ack, AgentId, AgentSpec, Ask, BoxFuture, EnvError, Input, NewSegment, Next, Observation, Outcome, Play,
     Turn, World, render_prompt,
@@ -115,7 +115,7 @@ struct Match {
     is_over: bool,
 }
 
-/// A player that has moved.
+/// A player that has moved since its last prompt.
 #[derive(Debug)]
 struct Player {
     dialogue: Dialogue,
@@ -130,17 +130,14 @@ impl Match {
         Ok(self)
     }
 
-    /// The prompt of a player's first move.
+    /// The prompt of a player with the present position.
     fn prompt(&self, player: usize) -> PromptSource {
         let position = self.game.position(player);
-        let text = |text: &str| match &self.templates[player] {
-            Some(template) => template.replace("{position}", &position),
-            None => match text.rsplit_once(&self.start) {
-                Some((before, after)) => format!("{before}{position}{after}"),
-                None => text.to_owned(),
-            },
-        };
-        with_text(&self.task.prompt, text).0
+        let prompt = &self.task.prompt;
+        match &self.templates[player] {
+            Some(template) => with_text(prompt, |_| template.replace("{position}", &position)).0,
+            None => with_position(prompt, &self.start, &position).unwrap_or_else(|| prompt.clone()),
+        }
     }
 
     /// Asks the player that moves next; `refused` if its last turn was not a legal move.
@@ -148,6 +145,9 @@ impl Match {
         let player = self.game.mover();
         let state = Some(self.game.state(player));
         let prompt = self.prompt(player);
+        if refused.is_none() && self.settings.observation == Observe::Position {
+            self.players[player] = None;
+        }
         let observation = refused.unwrap_or_else(|| self.game.observation(player));
         let input = if let Some(Player { dialogue, turn, written }) = &mut self.players[player] {
             match dialogue.observe(turn, written, &observation, state)? {
