@@ -22,7 +22,7 @@ pub(super) fn read(
     let hidden_size = required("hidden_size")?;
     unsupported::check(fields, family)?;
     if !expected_heads.language() {
-        output_heads::check_critic(fields)?;
+        output_heads::check_classifier(fields, expected_heads)?;
     }
 
     let head_dim = match fields.count("head_dim")? {
