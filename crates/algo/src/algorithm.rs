@@ -1,6 +1,6 @@
 use crate::{
     AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Filters, KlControl, Method, Overlong,
-    PolicyLoss, Preference, PrmSpec, Proximal, Recombination, Scope,
+    PolicyLoss, Preference, PrmSpec, Proximal, Recombination, RewardModelSpec, Scope,
 };
 
 /// A method with all its settings resolved: the algorithm of a stage. Created by [`Algorithm::resolve`].
@@ -16,6 +16,8 @@ pub struct Algorithm {
     pub loss: PolicyLoss,
     /// The loss of a method that learns from preferences.
     pub preference: Option<Preference>,
+    /// The reward model that is trained instead of a policy.
+    pub reward_model: Option<RewardModelSpec>,
     /// Source of the `old` log-probabilities.
     pub proximal: Proximal,
     /// Controller of the weight of the KL in the reward; `None` for a fixed weight.
@@ -73,7 +75,12 @@ impl Algorithm {
 
     /// Part of an optimiser step that the loss must see at once.
     pub fn scope(&self) -> Scope {
-        self.preference.map_or_else(|| self.loss.scope(), |preference| preference.scope())
+        match (self.preference, self.reward_model) {
+            (Some(preference), _) => preference.scope(),
+            (None, Some(RewardModelSpec::Sequence { .. })) => Scope::Pair,
+            (None, Some(RewardModelSpec::Process)) => Scope::Sequence,
+            (None, None) => self.loss.scope(),
+        }
     }
 
     /// Settings that resolve to this algorithm, with exactly the keys that have an effect.

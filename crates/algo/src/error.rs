@@ -32,6 +32,8 @@ pub enum Score {
     Return,
     /// Outcome of an episode, 0 to 1.
     Outcome,
+    /// Margin of a preference.
+    Margin,
     /// A coefficient that the loss returns.
     Coefficient,
 }
@@ -53,6 +55,7 @@ impl Score {
             Self::OldValue => "old value",
             Self::Return => "return",
             Self::Outcome => "outcome",
+            Self::Margin => "margin",
             Self::Coefficient => "loss coefficient",
         }
     }
@@ -238,6 +241,20 @@ pub enum AlgoError {
         /// The policy token after its last.
         end: usize,
         /// Policy tokens of the episode.
+        tokens: usize,
+    },
+    /// A labelled step that is empty or ends outside of its row.
+    #[error(
+        "row {row}: step {step} ends after {end} of {tokens} policy tokens: steps are in order and have at least one token each"
+    )]
+    StepEnd {
+        /// The sequence.
+        row: usize,
+        /// The step's place in its row.
+        step: usize,
+        /// Policy tokens up to its end.
+        end: usize,
+        /// Policy tokens of the row.
         tokens: usize,
     },
     /// A sequence-level loss was given an advantage that differs from token to token.

@@ -24,6 +24,18 @@ impl CriticSpec {
     }
 }
 
+/// A reward model that a stage trains instead of a policy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RewardModelSpec {
+    /// One value per completion, learned from preferences.
+    Sequence {
+        /// Weight of the penalty on the square of a pair's summed rewards.
+        center: f64,
+    },
+    /// One value per step, learned from labelled steps.
+    Process,
+}
+
 /// PRIME's implicit process-reward model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrmSpec {

@@ -61,13 +61,14 @@ pub use error::{AlgoError, Score, Unread};
 pub use exact_sum::ExactSum;
 pub use filter::{FilterReason, Filters, MaskReason};
 pub use kl::{KlEstimator, KlLoss, KlPlacement};
-pub use learned::{CriticSpec, PrmSpec};
+pub use learned::{CriticSpec, PrmSpec, RewardModelSpec};
 pub use loss::kinds as losses;
 pub use loss::kinds::*;
 pub use loss::{
     Correction, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings,
-    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, Scope, Surrogate, TokenScores, ValueLoss,
-    interpolation, policy_loss, preference_loss, preference_step, step_loss, value_loss,
+    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, RewardLoss, Scope, StepLabel, Surrogate,
+    TokenScores, ValueLoss, interpolation, policy_loss, preference_loss, preference_step, reward_loss,
+    step_loss, value_loss,
 };
 pub use message::MessageError;
 pub use method::DataKind;
@@ -82,7 +83,7 @@ pub use sampler::Sampler;
 pub use settings::{
     AlgorithmFunction, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
     EntropyControlSettings, FilterSettings, Keep, KeyInfo, KeyType, Kind, KindSettings, KlSettings, Level,
-    OverlongSettings, PrmSettings, Proximal, RENAMED_KEYS, RatioTo, RejectLevel, StatisticFrom, Text, Value,
-    WeightAction, WeightLevel,
+    OverlongSettings, PrmSettings, Proximal, RENAMED_KEYS, RatioTo, RejectLevel, RewardModelSettings,
+    StatisticFrom, Text, Value, WeightAction, WeightLevel,
 };
 pub use show::MethodInfo;

@@ -30,10 +30,17 @@ impl DataKind {
 impl Method {
     /// Kind of the data that the method learns from; `None` for a method that samples.
     pub fn data(self) -> Option<DataKind> {
-        match self.settings() {
-            None => Some(DataKind::Demonstrations),
-            Some(preset) => preset.preference?.kind.map(|kind| kind.defaults().data()),
+        match (self, self.settings()) {
+            (Self::RewardModel, _) => Some(DataKind::Pairs),
+            (Self::Prm, _) => Some(DataKind::Steps),
+            (_, None) => Some(DataKind::Demonstrations),
+            (_, Some(preset)) => preset.preference?.kind.map(|kind| kind.defaults().data()),
         }
+    }
+
+    /// True if the method trains a reward model, not a policy.
+    pub fn trains_reward_model(self) -> bool {
+        matches!(self, Self::RewardModel | Self::Prm)
     }
 
     /// True if the method learns from given completions, without sampling or rewards.

@@ -11,7 +11,7 @@ use crate::{
     KlEstimator::{self, K1, K2, K3},
     KlPlacement::{self, Loss, Reward},
     KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, PreferenceKind as P, Proximal,
-    WeightAction,
+    RewardModelSettings, WeightAction,
 };
 
 /// Generates [`Method`] from the table. The page of a method is `docs/algorithms/NAME.md`.
@@ -43,6 +43,13 @@ macro_rules! methods {
 methods! {
     /// Supervised fine-tuning.
     Sft = "sft" => None,
+    /// Reward model of completions, from preferences.
+    RewardModel = "reward_model" => Some(AlgorithmSettings {
+        reward_model: Some(RewardModelSettings { center_rewards_coefficient: Some(0.0) }),
+        ..AlgorithmSettings::default()
+    }),
+    /// Reward model of steps, from labelled steps.
+    Prm = "prm" => Some(AlgorithmSettings::default()),
     /// Direct preference optimisation.
     Dpo = "dpo" => preference(P::Dpo),
     /// DPO with smoothed labels.

@@ -6,8 +6,9 @@ use rloom_core::{RandomKey, RandomStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, PreferenceLoss, Scope,
-    TokenScores, ValueLoss, policy_loss, preference_loss, preference_step, step_loss, value_loss,
+    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, PreferenceLoss,
+    RewardLoss, Scope, StepLabel, TokenScores, ValueLoss, policy_loss, preference_loss, preference_step,
+    reward_loss, step_loss, value_loss,
 };
 
 /// Inputs of a loss for one micro-batch, without the scores. The owned form of [`LossBatch`].
@@ -39,6 +40,12 @@ pub struct LossInputs {
     pub old_value: Option<Vec<f32>>,
     /// Outcome of each row, from 0 to 1.
     pub outcome: Option<Vec<f32>>,
+    /// Margin of each pair, on its chosen row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin: Option<Vec<f32>>,
+    /// Labelled steps of each row.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<Vec<StepLabel>>,
     /// Value and coefficients of a surrogate that is computed elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<GivenLoss>,
@@ -63,6 +70,8 @@ impl LossInputs {
             returns: self.returns.as_deref(),
             old_value: self.old_value.as_deref(),
             outcome: self.outcome.as_deref(),
+            margin: self.margin.as_deref(),
+            steps: &self.steps,
             given: self.given.as_ref(),
             mismatch: self.mismatch,
         }
@@ -88,6 +97,8 @@ pub enum Objective {
     Preference(PreferenceLoss),
     /// Trains a separate critic; reads values.
     Value(ValueLoss),
+    /// Trains a reward model; reads values.
+    Reward(RewardLoss),
 }
 
 impl Objective {
@@ -97,6 +108,8 @@ impl Objective {
             Self::Policy(policy) => policy.loss.scope(),
             Self::Preference(loss) => loss.preference.scope(),
             Self::Value(_) => Scope::Token,
+            Self::Reward(RewardLoss::Pairs { .. }) => Scope::Pair,
+            Self::Reward(RewardLoss::Steps { .. }) => Scope::Sequence,
         }
     }
 
@@ -111,6 +124,7 @@ impl Objective {
             Self::Policy(policy) => policy_loss(&policy.loss, batch, scores, counts),
             Self::Preference(loss) => preference_loss(loss, batch, scores, counts),
             Self::Value(value) => value_loss(value, batch, scores, counts),
+            Self::Reward(loss) => reward_loss(loss, batch, scores, counts),
         }
     }
 
@@ -119,7 +133,7 @@ impl Objective {
     fn inert(&self, batch: &LossBatch<'_>) -> Vec<bool> {
         match self {
             Self::Policy(policy) => policy.loss.inert(batch),
-            Self::Preference(_) | Self::Value(_) => batch.masked.to_vec(),
+            Self::Preference(_) | Self::Value(_) | Self::Reward(_) => batch.masked.to_vec(),
         }
     }
 }
@@ -164,11 +178,11 @@ impl<'a> LossStep<'a> {
     /// Loss and derivatives of micro-batch number `micro_batch`.
     ///
     /// The coefficients have one entry per scored token for every head of the model: a policy without a value head gets
-    /// no `d_value`, a critic gets nothing else.
+    /// no `d_value`, a critic gets nothing else, a reward model also `d_last_value`.
     ///
     /// # Errors
     ///
-    /// [`AlgoError::NoMicroBatch`], and the errors of [`policy_loss`] and [`value_loss`].
+    /// [`AlgoError::NoMicroBatch`], and the errors of [`policy_loss`], [`value_loss`] and [`reward_loss`].
     pub fn evaluate(&self, micro_batch: usize, scores: &TokenScores) -> Result<LossGrad, AlgoError> {
         let inputs = self
             .inputs
@@ -193,7 +207,9 @@ impl<'a> LossStep<'a> {
                 step_loss(&policy.loss, &batches, scores, &self.counts, &|position| draws.bits(position))
             }
             Objective::Preference(loss) => preference_step(loss, &self.batches(), scores, &self.counts),
-            Objective::Value(_) => scores.iter().enumerate().map(|(i, s)| self.evaluate(i, s)).collect(),
+            Objective::Value(_) | Objective::Reward(_) => {
+                scores.iter().enumerate().map(|(i, s)| self.evaluate(i, s)).collect()
+            }
         }
     }
 

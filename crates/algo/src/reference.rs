@@ -4,7 +4,8 @@ use crate::settings::layer::Layer;
 use crate::{
     Aggregation, Algorithm, AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings,
     EntropyControlSettings, FilterSettings, Kind, KindSettings, KlEstimator, KlPlacement, KlSettings, Method,
-    OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, Text, Value, WeightAction,
+    OverlongSettings, PrmSettings, Proximal, RatioTo, RejectLevel, RewardModelSettings, Text, Value,
+    WeightAction,
 };
 
 /// A key of `[stage.algorithm]` that a method reads.
@@ -64,7 +65,7 @@ impl Method {
 
 /// All keys but those of the tables of kinds, in order.
 fn documented() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    let tables: [(&str, &'static [(&'static str, &'static str)]); 7] = [
+    let tables: [(&str, &'static [(&'static str, &'static str)]); 8] = [
         ("kl", KlSettings::DOCS),
         ("correction", CorrectionSettings::DOCS),
         ("filter", FilterSettings::DOCS),
@@ -72,6 +73,7 @@ fn documented() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         ("entropy_control", EntropyControlSettings::DOCS),
         ("critic", CriticSettings::DOCS),
         ("prm", PrmSettings::DOCS),
+        ("reward_model", RewardModelSettings::DOCS),
     ];
     AlgorithmSettings::DOCS.iter().flat_map(move |entry| {
         match tables.iter().find(|(table, _)| *table == entry.0) {
@@ -153,5 +155,6 @@ fn sample() -> AlgorithmSettings {
             warmup_batches: Some(1),
         }),
         prm: Some(PrmSettings { learning_rate_scale: Some(1.0) }),
+        reward_model: Some(RewardModelSettings { center_rewards_coefficient: Some(0.01) }),
     }
 }

@@ -166,6 +166,7 @@ pub(crate) struct Train {
 Examples:
   rloom eval runs/arithmetic
   rloom eval runs/arithmetic --checkpoint rl-step-000050 --set eval.tasks=1000
+  rloom eval runs/reward-model --checkpoint latest --against sft-step-000540
   rloom eval path/to/model --config recipe.toml")]
 pub(crate) struct Eval {
     /// Folder of a run; with --config a model: a folder or a hub name.
@@ -174,6 +175,10 @@ pub(crate) struct Eval {
     /// Checkpoint of the run: `best`, `latest`, or a folder below `checkpoints`.
     #[arg(long, value_name = "CHECKPOINT", default_value = "best", conflicts_with = "config")]
     pub(crate) checkpoint: String,
+    /// Also evaluate another checkpoint of the run, or with --config another model, and count on how many tasks its completion has the
+    /// lower reward.
+    #[arg(long, value_name = "CHECKPOINT|MODEL")]
+    pub(crate) against: Option<String>,
     /// Configuration with the `[eval]` table to use for a model that does not belong to a run.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Vec<PathBuf>,

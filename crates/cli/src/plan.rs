@@ -178,7 +178,7 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
     let episodes = u64::from(algorithm.group_size) + u64::from(algorithm.needs_baseline_episode());
     // Includes groups that are replaced.
     let sampled = stage.groups_per_batch * episodes * u64::from(algorithm.filters.max_draws.max(1));
-    let eval = config.eval.as_ref().filter(|_| stage.eval_every > 0);
+    let eval = config.eval.as_ref().filter(|_| stage.samples_held_out());
     let engine = stage.rollout.as_ref().map(|r| &r.engine).or(eval.map(|e| &e.rollout));
     let memory = match model {
         Some(model) => {

@@ -57,7 +57,7 @@ impl Config {
         set("steps", count(stage.steps));
         set("groups_per_batch", count(stage.groups_per_batch));
         set("order", Value::String(name_of(&stage.order)));
-        if self.eval.is_some() {
+        if self.eval.is_some() || stage.trains_reward_model() {
             set("eval_every", count(stage.eval_every));
         }
         set("checkpoint_every", count(stage.checkpoint_every));
@@ -91,7 +91,8 @@ impl Config {
         data.retain(|key, _| !EVAL_DATA_UNREAD.contains(&key) && (key != "limit" || reads_limit(&eval.data)));
         let mut rollout = table(&eval.rollout);
         // The others are those of the last stage that samples.
-        let is_shared = self.stages.iter().filter(|stage| stage.eval_every > 0).all(|s| s.rollout.is_some());
+        let is_shared =
+            self.stages.iter().filter(|stage| stage.samples_held_out()).all(|s| s.rollout.is_some());
         if is_shared {
             rollout.retain(|key, _| EVAL_ROLLOUT_READ.contains(&key));
         }

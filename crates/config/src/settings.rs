@@ -251,6 +251,17 @@ impl Stage {
         self.trainer.ranks().is_some()
     }
 
+    /// True if the stage samples the held-out tasks of `[eval]`. A reward model is evaluated on held-out rows of the stage's data
+    /// instead.
+    pub fn samples_held_out(&self) -> bool {
+        self.eval_every > 0 && !self.trains_reward_model()
+    }
+
+    /// True if the stage trains a reward model, not a policy.
+    pub fn trains_reward_model(&self) -> bool {
+        self.algorithm.method.trains_reward_model()
+    }
+
     /// Returns the schedule; in a supervised stage the default, which is synchronous.
     pub fn schedule(&self) -> ScheduleSettings {
         self.rollout.as_ref().map(|rollout| rollout.schedule).unwrap_or_default()

@@ -70,6 +70,16 @@ metrics! {
     LOGPS_CHOSEN = "logps/chosen", "nats";
     /// Mean summed log-probability of rejected or undesirable completions.
     LOGPS_REJECTED = "logps/rejected", "nats";
+    /// Fraction of pairs, or of steps, that the reward model judges correctly.
+    ACCURACY = "accuracy", "fraction";
+    /// Mean reward of chosen completions minus that of rejected ones, by the reward model.
+    MARGIN = "margin", "";
+    /// Smallest reward of a batch by the reward model; of a process-reward model, the probability that a step is right.
+    MIN_REWARD = "min_reward", "";
+    /// Mean reward of a batch by the reward model.
+    MEAN_REWARD = "mean_reward", "";
+    /// Largest reward of a batch by the reward model.
+    MAX_REWARD = "max_reward", "";
     /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
     AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
     /// Mean over episodes of a number that the environment reports. The name follows.
@@ -264,7 +274,8 @@ metrics! {
     ROLLOUT_TOKENS_PER_SECOND = "tokens_per_second/rollout", "tokens/second";
     /// Trained tokens per second of training.
     TRAIN_TOKENS_PER_SECOND = "tokens_per_second/train", "tokens/second";
-    /// Fraction of held-out tasks solved with greedy decoding.
+    /// Fraction of held-out tasks solved with greedy decoding; of a reward model, fraction of held-out pairs or steps that it
+    /// judges correctly.
     EVAL_ACCURACY = "eval/accuracy", "fraction";
     /// Fraction of the held-out tasks of a domain that are solved, if the tasks have several. The domain follows.
     EVAL_DOMAIN_ACCURACY_PREFIX = prefix "eval/accuracy/", "fraction";
@@ -278,6 +289,19 @@ metrics! {
     EVAL_DROPPED = "eval/dropped", "tasks";
     /// Mean number of policy tokens per held-out completion.
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
+    /// Loss of a reward model on held-out rows.
+    EVAL_LOSS = "eval/loss", "";
+    /// `margin` on held-out rows.
+    EVAL_MARGIN = "eval/margin", "";
+    /// `min_reward` on held-out rows.
+    EVAL_MIN_REWARD = "eval/min_reward", "";
+    /// `mean_reward` on held-out rows.
+    EVAL_MEAN_REWARD = "eval/mean_reward", "";
+    /// `max_reward` on held-out rows.
+    EVAL_MAX_REWARD = "eval/max_reward", "";
+    /// Expected calibration error of a reward model on held-out rows: mean distance between the predicted probability and
+    /// the observed frequency.
+    EVAL_CALIBRATION_ERROR = "eval/calibration_error", "";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
     /// A metric of a further policy of the run. The name of the policy and that of the metric follow:

@@ -208,6 +208,7 @@ impl BatchTrainer {
         if self.algorithm.preference.is_some() {
             known.labels = labels(groups)?;
         }
+        self.add_reward_labels(groups, &mut known)?;
         let advantages = self.advantages(groups, members, position, &mut known, report)?;
         Ok((known, advantages))
     }
@@ -218,7 +219,7 @@ impl BatchTrainer {
 
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
         let (trajectories, budget) = (members.iter().map(|m| m.trajectory), self.micro_batch_tokens);
-        let in_pairs = self.algorithm.preference.is_some_and(|loss| loss.data() == DataKind::Pairs);
+        let in_pairs = self.algorithm.method.data() == Some(DataKind::Pairs);
         Ok(match (in_pairs, self.share_prompts) {
             (true, share_prompts) => pack_groups(trajectories, budget, share_prompts)?,
             (false, true) => pack(trajectories, budget)?,
@@ -403,14 +404,15 @@ impl BatchTrainer {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = match self.algorithm.preference {
-            Some(preference) => {
+        let objective = match (self.algorithm.preference, self.algorithm.reward_model) {
+            (_, Some(spec)) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
+            (Some(preference), None) => {
                 let batch = (minibatch.members, minibatch.packed);
                 let reference = &minibatch.known.reference;
                 let anchor = self.anchor(engine, &preference, batch, reference, &mut report.state)?;
                 Objective::Preference(PreferenceLoss { preference, anchor })
             }
-            None => Objective::Policy(PolicyObjective { loss, draws }),
+            (None, None) => Objective::Policy(PolicyObjective { loss, draws }),
         };
         let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
         let step = LossStep::new(objective, minibatch.counts, &inputs);

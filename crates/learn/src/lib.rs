@@ -11,6 +11,7 @@ mod joint;
 mod models;
 mod preference;
 mod report;
+mod reward;
 mod rows;
 mod scores;
 
@@ -27,4 +28,5 @@ pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};
 pub use models::{FurtherPolicy, Models};
 pub use report::{BatchReport, SkippedSteps};
+pub use reward::{CalibrationBin, RewardEvaluation};
 pub use scores::BatchScores;

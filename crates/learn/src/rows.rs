@@ -158,6 +158,9 @@ pub(crate) fn loss_inputs(
                 old_value: gathered(&known.values, own),
                 outcome: (!known.labels.is_empty())
                     .then(|| own.iter().filter_map(|m| known.labels.get(m.place).copied()).collect()),
+                margin: (!known.margins.is_empty())
+                    .then(|| own.iter().filter_map(|m| known.margins.get(m.place).copied()).collect()),
+                steps: own.iter().filter_map(|m| known.steps.get(m.place).cloned()).collect(),
                 given: None,
                 mismatch,
             }

@@ -1,6 +1,6 @@
 //! Scores of a batch before its first optimiser step.
 
-use rloom_algo::{Proximal, TokenScores, interpolation};
+use rloom_algo::{Proximal, StepLabel, TokenScores, interpolation};
 use rloom_core::{Group, PolicyId, PolicyVersion, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which};
 
@@ -30,6 +30,10 @@ pub struct BatchScores {
     pub(crate) prm_reference: Vec<Vec<f32>>,
     /// Label of each trajectory, for a method that learns from preferences: 1 for a chosen or desirable completion.
     pub(crate) labels: Vec<f32>,
+    /// Margin of each trajectory, for a reward model.
+    pub(crate) margins: Vec<f32>,
+    /// Labelled steps of each trajectory, for a process-reward model.
+    pub(crate) steps: Vec<Vec<StepLabel>>,
     /// True for trajectories that are excluded from training.
     pub(crate) masked: Vec<bool>,
 }

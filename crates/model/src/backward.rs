@@ -26,8 +26,8 @@ struct Batch {
 }
 
 impl Model {
-    /// Adds the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored tokens to
-    /// `grads`.
+    /// Adds the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored tokens and of
+    /// `Σ d_last_value · last_value` over the segments to `grads`.
     ///
     /// # Panics
     ///
@@ -64,8 +64,8 @@ impl Model {
         grads: &mut TrainedSet,
     ) -> Result<(), BatchError> {
         let Activations { mut layers, heads } = saved;
-        d_scores.check(self.config().output_heads, heads.rows.len())?;
-        if heads.rows.is_empty() {
+        d_scores.check(self.config().output_heads, heads.rows.len(), batch.seq_starts.len() - 1)?;
+        if heads.rows.is_empty() && d_scores.d_last_value.is_empty() {
             return Ok(());
         }
         let d = self.config().hidden_size;
@@ -76,7 +76,7 @@ impl Model {
             TrainedSet::Full(set) => Some(set),
             TrainedSet::Adapter(_) => None,
         };
-        self.heads_backward(ctx, packed, heads, &mut dx, d_scores, full);
+        self.heads_backward(ctx, packed, heads, &batch.seq_starts, &mut dx, d_scores, full);
         while let Some(saved) = layers.pop() {
             let index = layers.len();
             let grads = match grads {

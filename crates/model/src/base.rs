@@ -62,7 +62,7 @@ impl NarrowMatrices {
         }
         vectors(&mut places, 1);
         places.extend(self.head.as_mut().map(Some));
-        vectors(&mut places, 2 * usize::from(c.output_heads.value()));
+        vectors(&mut places, usize::from(c.output_heads.value()) + usize::from(c.output_heads.value_bias()));
         places
     }
 }

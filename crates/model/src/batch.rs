@@ -61,7 +61,7 @@ pub struct Scores {
 }
 
 /// Derivatives of a loss with respect to the scores, one number per scored token. Lists of a head that the model does
-/// not have are empty. The last values are treated as constants.
+/// not have are empty.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreGrads<'a> {
     /// With respect to [`Scores::logprob`].
@@ -70,6 +70,8 @@ pub struct ScoreGrads<'a> {
     pub d_entropy: &'a [f32],
     /// With respect to [`Scores::value`].
     pub d_value: &'a [f32],
+    /// With respect to [`Scores::last_value`], one number per segment; or empty, which treats them as constants.
+    pub d_last_value: &'a [f32],
 }
 
 /// An invalid batch.
@@ -132,6 +134,14 @@ pub enum BatchError {
     #[error("parents: {len} entries for {segments} segments")]
     #[diagnostic(help("an empty list means no parents"))]
     Parents {
+        /// Number of entries.
+        len: usize,
+        /// Number of segments.
+        segments: usize,
+    },
+    /// The number of derivatives of last values differs from the number of segments.
+    #[error("d_last_value: {len} entries for {segments} segments")]
+    LastValues {
         /// Number of entries.
         len: usize,
         /// Number of segments.
@@ -315,7 +325,7 @@ impl Candidates<'_> {
 }
 
 impl ScoreGrads<'_> {
-    pub(crate) fn check(&self, heads: OutputHeads, rows: usize) -> Result<(), BatchError> {
+    pub(crate) fn check(&self, heads: OutputHeads, rows: usize, segments: usize) -> Result<(), BatchError> {
         for (what, list, there) in [
             ("d_logprob", self.d_logprob, heads.language()),
             ("d_entropy", self.d_entropy, heads.language()),
@@ -327,7 +337,12 @@ impl ScoreGrads<'_> {
                 return Err(BatchError::NoHead { what });
             }
         }
-        Ok(())
+        match self.d_last_value.len() {
+            0 => Ok(()),
+            _ if !heads.value() => Err(BatchError::NoHead { what: "d_last_value" }),
+            len if len != segments => Err(BatchError::LastValues { len, segments }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The heads over the final hidden states: language head, value head or both, forward and backward.
 //!
 //! A scored token is predicted, and its prefix is valued, by the previous row of its sequence. A segment's last value
-//! is computed at its last token and carries no gradient.
+//! is computed at its last token.
 
 use rloom_ops::{self as ops, Buf, Ctx, Element, HeadScores};
 
@@ -27,6 +27,8 @@ pub(crate) struct HeadActivations<E: Element> {
     /// Row that predicts each scored token.
     pub(crate) rows: Vec<u32>,
     stream: NormedRows<E>,
+    /// The last row of each segment; `None` without a value head.
+    last: Option<NormedRows<E>>,
     /// `None` in a critic.
     language: Option<LanguageActivations>,
 }
@@ -81,8 +83,8 @@ impl Model {
                 scores: head_scores,
             }
         });
-        self.add_values(ctx, packed, batch, stream, &scored, &mut scores);
-        (HeadActivations { rows: predictors.to_vec(), stream: scored, language }, scores)
+        let last = self.add_values(ctx, packed, batch, stream, &scored, &mut scores);
+        (HeadActivations { rows: predictors.to_vec(), stream: scored, last, language }, scores)
     }
 
     /// Computes the scores of the rows and of the candidates in one pass over the language head.
@@ -113,7 +115,8 @@ impl Model {
         Ok(CandidateScores { scores, logprob: by_row().flat_map(|row| &row[1..]).copied().collect() })
     }
 
-    /// Computes the values of the scored tokens and the last values of the segments, if there is a value head.
+    /// Computes the values of the scored tokens and the last values of the segments, if there is a value head. Returns the rows
+    /// of the latter.
     fn add_values<E: Element>(
         &self,
         ctx: &Ctx,
@@ -122,23 +125,29 @@ impl Model {
         stream: &Buf,
         scored: &NormedRows<E>,
         scores: &mut Scores,
-    ) {
-        if self.config().output_heads.value() {
-            scores.value = self.values(ctx, packed, scored);
-            let last: Vec<u32> = batch.seq_starts[1..].iter().map(|&end| end as u32 - 1).collect();
-            scores.last_value = self.values(ctx, packed, &self.normed_rows(ctx, stream, &last));
+    ) -> Option<NormedRows<E>> {
+        if !self.config().output_heads.value() {
+            return None;
         }
+        scores.value = self.values(ctx, packed, scored);
+        let last = self.normed_rows(ctx, stream, &last_rows(batch.seq_starts));
+        scores.last_value = self.values(ctx, packed, &last);
+        Some(last)
     }
 
     /// Value after each of the rows; empty without a value head.
     fn values<E: Element>(&self, ctx: &Ctx, packed: PackedModel<'_, E>, rows: &NormedRows<E>) -> Vec<f32> {
-        let Some((packed, [_, bias])) = packed.set.value.as_ref().zip(self.weights().value.as_ref()) else {
+        let Some((packed, head)) = packed.set.value.as_ref().zip(self.weights().value.as_ref()) else {
             return Vec::new();
         };
-        let n = rows.rstd.len();
-        let mut values: PooledBuf = self.buf_pool().take(n, 1);
-        ops::linear(ctx, &mut values, &rows.normed, n, packed, Some(bias));
-        values.as_slice().to_vec()
+        let (n, labels) = (rows.rstd.len(), self.config().output_heads.labels());
+        let mut logits: PooledBuf = self.buf_pool().take(n, labels);
+        ops::linear(ctx, &mut logits, &rows.normed, n, packed, head.bias.as_ref());
+        match labels {
+            1 => logits.as_slice().to_vec(),
+            // Of two labels, the logit of right minus that of wrong.
+            _ => logits.as_slice().chunks_exact(labels).map(|both| both[1] - both[0]).collect(),
+        }
     }
 
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
@@ -149,11 +158,12 @@ impl Model {
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
         heads: HeadActivations<E>,
+        seq_starts: &[usize],
         dx: &mut Buf,
         d_scores: &ScoreGrads<'_>,
         mut grads: Option<&mut TensorSet>,
     ) {
-        let HeadActivations { rows, stream, language } = heads;
+        let HeadActivations { rows, stream, last, language } = heads;
         let (s, d) = (rows.len(), self.config().hidden_size);
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
         if let Some((language, packed)) = language.as_ref().zip(packed.set.head.as_ref()) {
@@ -175,39 +185,75 @@ impl Model {
                 d_scores.d_entropy,
             );
         }
-        if let Some(([weight, _], [d_weight, d_bias])) =
-            self.weights().value.as_ref().zip(grads.as_deref_mut().and_then(|grads| grads.value.as_mut()))
-        {
-            let d_value = Buf::from_slice(d_scores.d_value);
-            ops::linear_backward_weight::<E, f32>(ctx, d_weight, &d_value, &stream.normed, s, 1, d);
-            ops::bias_backward::<f32>(ctx, d_bias, &d_value, s, 1);
-            ops::linear_backward_input::<E, f32, f32>(
-                ctx,
-                &mut d_normed,
-                &d_value,
-                s,
-                weight,
-                1,
-                d,
-                language.is_some(),
-            );
+        let is_added = language.is_some();
+        self.value_backward(
+            ctx,
+            &mut d_normed,
+            d_scores.d_value,
+            &stream.normed,
+            grads.as_deref_mut(),
+            is_added,
+        );
+        let d_rows = self.norm_backward(ctx, stream, &d_normed, grads.as_deref_mut());
+        ops::scatter_rows(ctx, dx, &d_rows, &rows, d);
+        if let Some(last) = last.filter(|_| !d_scores.d_last_value.is_empty()) {
+            let mut d_normed: PooledBuf = self.buf_pool().take(d_scores.d_last_value.len(), d);
+            let d_last = d_scores.d_last_value;
+            self.value_backward(ctx, &mut d_normed, d_last, &last.normed, grads.as_deref_mut(), false);
+            let d_rows = self.norm_backward(ctx, last, &d_normed, grads);
+            ops::add_rows(ctx, dx, &d_rows, &last_rows(seq_starts), d);
         }
+    }
+
+    /// Adds the gradient of the value head at some rows, and the derivative with respect to their normalised stream in
+    /// `d_normed`, which is overwritten unless `is_added`.
+    fn value_backward<E: Element>(
+        &self,
+        ctx: &Ctx,
+        d_normed: &mut Buf,
+        d_value: &[f32],
+        normed: &Buf<E>,
+        grads: Option<&mut TensorSet>,
+        is_added: bool,
+    ) {
+        let Some((head, d_head)) =
+            self.weights().value.as_ref().zip(grads.and_then(|grads| grads.value.as_mut()))
+        else {
+            return;
+        };
+        let (n, d, labels) = (d_value.len(), self.config().hidden_size, self.config().output_heads.labels());
+        let d_logits = match labels {
+            1 => Buf::from_slice(d_value),
+            _ => Buf::from_slice(&d_value.iter().flat_map(|&d| [-d, d]).collect::<Vec<f32>>()),
+        };
+        ops::linear_backward_weight::<E, f32>(ctx, &mut d_head.weight, &d_logits, normed, n, labels, d);
+        if let Some(d_bias) = &mut d_head.bias {
+            ops::bias_backward::<f32>(ctx, d_bias, &d_logits, n, labels);
+        }
+        let weight = &head.weight;
+        ops::linear_backward_input::<E, f32, f32>(ctx, d_normed, &d_logits, n, weight, labels, d, is_added);
+    }
+
+    /// The derivative with respect to some rows of the residual stream before the final norm.
+    fn norm_backward<E: Element>(
+        &self,
+        ctx: &Ctx,
+        stream: NormedRows<E>,
+        d_normed: &Buf,
+        grads: Option<&mut TensorSet>,
+    ) -> PooledBuf {
         let NormedRows { x, rstd, normed } = stream;
         drop(normed);
-        let mut d_rows: PooledBuf = self.buf_pool().take(s, d);
+        let (n, d) = (rstd.len(), self.config().hidden_size);
+        let mut d_rows: PooledBuf = self.buf_pool().take(n, d);
+        let d_norm = grads.map(|grads| &mut grads.norm);
         let norm = &self.weights().norm;
-        ops::rms_norm_backward::<f32, f32>(
-            ctx,
-            &mut d_rows,
-            grads.map(|grads| &mut grads.norm),
-            &d_normed,
-            &x,
-            norm,
-            &rstd,
-            s,
-            d,
-            false,
-        );
-        ops::scatter_rows(ctx, dx, &d_rows, &rows, d);
+        ops::rms_norm_backward::<f32, f32>(ctx, &mut d_rows, d_norm, d_normed, &x, norm, &rstd, n, d, false);
+        d_rows
     }
+}
+
+/// Index of the last token of each segment.
+fn last_rows(seq_starts: &[usize]) -> Vec<u32> {
+    seq_starts[1..].iter().map(|&end| end as u32 - 1).collect()
 }

@@ -12,7 +12,7 @@ use crate::buf_pool::BufPool;
 use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
 use crate::layer::{Layer, RopeTables};
 use crate::packed::{PackedForm, PackedModel, PackedWeights};
-use crate::tensors::{TensorSet, TensorSpec, named, specs, value_head_zeros};
+use crate::tensors::{TensorSet, TensorSpec, ValueHead, named, specs};
 use crate::{AdapterError, CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
 
 /// A decoder-only transformer with the heads that its configuration names, and a LoRA adapter, if it has one.
@@ -129,6 +129,16 @@ impl Model {
         Self::load_as(folder, OutputHeads::Value)
     }
 
+    /// Loads the Hugging Face folder of a reward model of completions: a sequence classifier with one label.
+    pub fn load_reward(folder: &Path) -> Result<Self, LoadError> {
+        Self::load_as(folder, OutputHeads::Reward)
+    }
+
+    /// Loads the Hugging Face folder of a reward model of steps: a token classifier with two labels.
+    pub fn load_process_reward(folder: &Path) -> Result<Self, LoadError> {
+        Self::load_as(folder, OutputHeads::ProcessReward)
+    }
+
     fn load_as(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
         let file = OpenModel::open(folder, heads)?;
         let mut weights = TensorSet::zeros(&file.config);
@@ -156,7 +166,7 @@ impl Model {
         }
         let (mut config, mut weights) = self.into_parts();
         config.output_heads = OutputHeads::LanguageAndValue;
-        weights.value = Some(value_head_zeros(&config));
+        weights.value = ValueHead::zeros(&config);
         Self::with_weights(config, weights)
     }
 
@@ -190,23 +200,39 @@ impl Model {
     /// language head is not copied, an adapter is merged.
     #[must_use]
     pub fn to_critic(&self) -> Self {
+        self.to_values(OutputHeads::Value)
+    }
+
+    /// A reward model of completions with this model's backbone, as [`to_critic`](Self::to_critic).
+    #[must_use]
+    pub fn to_reward(&self) -> Self {
+        self.to_values(OutputHeads::Reward)
+    }
+
+    /// A reward model of steps with this model's backbone, as [`to_critic`](Self::to_critic).
+    #[must_use]
+    pub fn to_process_reward(&self) -> Self {
+        self.to_values(OutputHeads::ProcessReward)
+    }
+
+    fn to_values(&self, heads: OutputHeads) -> Self {
         if self.adapter.is_some() || self.base.is_narrow() {
-            return self.merged().to_critic();
+            return self.merged().to_values(heads);
         }
         let mut config = self.config().clone();
-        config.output_heads = OutputHeads::Value;
+        config.output_heads = heads;
         let weights = self.weights();
         let weights = TensorSet {
             embedding: weights.embedding.clone(),
             layers: weights.layers.clone(),
             norm: weights.norm.clone(),
             head: None,
-            value: Some(value_head_zeros(&config)),
+            value: ValueHead::zeros(&config),
         };
         Self::with_weights(config, weights)
     }
 
-    /// Writes `config.json`, `generation_config.json` (not for a critic, which generates nothing) and
+    /// Writes `config.json`, `generation_config.json` (not for a critic or a reward model, which generate nothing) and
     /// `model.safetensors` (f32) to an existing folder. Equal weights give equal bytes. A policy's folder is identical
     /// with and without a value head, which is saved to a separate file ([`save_value_head`](Self::save_value_head)).
     /// Of a model with an adapter, the adapter is written in PEFT's format instead of the weights.
@@ -246,7 +272,7 @@ impl Model {
         let Some(value) = &mut self.weights_mut().value else {
             return Err(no_value_head(path));
         };
-        for (spec, buf) in specs.iter().filter(|spec| spec.is_value_head()).zip(value) {
+        for (spec, buf) in specs.iter().filter(|spec| spec.is_value_head()).zip(value.bufs_mut()) {
             file.read_into(&spec.name, &spec.shape, buf.as_mut_slice())?;
         }
         Ok(())

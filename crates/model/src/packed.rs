@@ -92,7 +92,7 @@ impl<E: Element> PackedSet<E> {
         Self {
             layers: (0..c.layers).map(layer).collect(),
             head: heads.language().then(|| ops::pack(ctx, base.head_table(), c.vocab_size, d)),
-            value: base.weights.value.as_ref().map(|[weight, _]| ops::pack(ctx, weight, 1, d)),
+            value: base.weights.value.as_ref().map(|head| ops::pack(ctx, &head.weight, heads.labels(), d)),
         }
     }
 
@@ -106,8 +106,8 @@ impl<E: Element> PackedSet<E> {
         if let Some(head) = &mut self.head {
             ops::repack(ctx, head, base.head_table());
         }
-        if let Some((packed, [weight, _])) = self.value.as_mut().zip(base.weights.value.as_ref()) {
-            ops::repack(ctx, packed, weight);
+        if let Some((packed, head)) = self.value.as_mut().zip(base.weights.value.as_ref()) {
+            ops::repack(ctx, packed, &head.weight);
         }
     }
 }

@@ -41,8 +41,37 @@ pub(crate) struct TensorSet {
     pub(crate) norm: Buf,
     /// The language head, `[V, D]`; `None` if it is the embedding, and in a critic.
     pub(crate) head: Option<Buf>,
-    /// The value head, if any: weight `[1, D]`, bias `[1]`.
-    pub(crate) value: Option<[Buf; 2]>,
+    pub(crate) value: Option<ValueHead>,
+}
+
+/// The value head; L labels.
+#[derive(Debug, Clone)]
+pub(crate) struct ValueHead {
+    /// `[L, D]`
+    pub(crate) weight: Buf,
+    /// `[L]`; a reward model of completions has none.
+    pub(crate) bias: Option<Buf>,
+}
+
+impl ValueHead {
+    /// Zeros in the shapes of `config`; `None` for a model without a value head.
+    pub(crate) fn zeros(config: &ModelConfig) -> Option<Self> {
+        let heads = config.output_heads;
+        let labels = heads.labels();
+        heads.value().then(|| Self {
+            weight: Buf::zeros(labels * config.hidden_size),
+            bias: heads.value_bias().then(|| Buf::zeros(labels)),
+        })
+    }
+
+    fn bufs(&self) -> impl Iterator<Item = &Buf> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+
+    /// The buffers, mutable.
+    pub(crate) fn bufs_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
+        std::iter::once(&mut self.weight).chain(&mut self.bias)
+    }
 }
 
 impl LayerTensors {
@@ -104,11 +133,6 @@ impl LayerTensors {
     }
 }
 
-/// Weight `[1, D]` and bias `[1]` of a value head.
-pub(crate) fn value_head_zeros(config: &ModelConfig) -> [Buf; 2] {
-    [Buf::zeros(config.hidden_size), Buf::zeros(1)]
-}
-
 impl TensorSet {
     /// Zeros in the shapes of `config`.
     pub(crate) fn zeros(config: &ModelConfig) -> Self {
@@ -119,7 +143,7 @@ impl TensorSet {
             layers: (0..config.layers).map(|_| LayerTensors::zeros(config)).collect(),
             norm: Buf::zeros(d),
             head: config.untied_head().then(|| Buf::zeros(table)),
-            value: config.output_heads.value().then(|| value_head_zeros(config)),
+            value: ValueHead::zeros(config),
         }
     }
 
@@ -134,7 +158,7 @@ impl TensorSet {
             .chain(self.layers.iter().flat_map(LayerTensors::bufs))
             .chain([&self.norm])
             .chain(&self.head)
-            .chain(self.value.iter().flatten())
+            .chain(self.value.iter().flat_map(ValueHead::bufs))
             .collect()
     }
 
@@ -144,7 +168,7 @@ impl TensorSet {
             .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
             .chain([&mut self.norm])
             .chain(&mut self.head)
-            .chain(self.value.iter_mut().flatten())
+            .chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut))
             .collect()
     }
 
@@ -168,7 +192,7 @@ pub(crate) fn named<'a>(
     })
 }
 
-/// Value head names of the token classifiers of `transformers`.
+/// Value head names of the classifiers of `transformers`.
 const VALUE_WEIGHT: &str = "score.weight";
 const VALUE_BIAS: &str = "score.bias";
 
@@ -238,9 +262,12 @@ pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
     if c.untied_head() {
         list.new_buffer("lm_head.weight".into(), vec![v, d]);
     }
-    if c.output_heads.value() {
-        list.new_buffer(VALUE_WEIGHT.into(), vec![1, d]);
-        list.new_buffer(VALUE_BIAS.into(), vec![1]);
+    let labels = c.output_heads.labels();
+    if labels > 0 {
+        list.new_buffer(VALUE_WEIGHT.into(), vec![labels, d]);
+    }
+    if c.output_heads.value_bias() {
+        list.new_buffer(VALUE_BIAS.into(), vec![labels]);
     }
     list.specs
 }
@@ -283,7 +310,13 @@ mod tests {
                 .unwrap();
                 let mut config = new.config(30).unwrap();
                 config.output_bias = family == Family::Llama;
-                for heads in [OutputHeads::Language, OutputHeads::LanguageAndValue, OutputHeads::Value] {
+                for heads in [
+                    OutputHeads::Language,
+                    OutputHeads::LanguageAndValue,
+                    OutputHeads::Value,
+                    OutputHeads::Reward,
+                    OutputHeads::ProcessReward,
+                ] {
                     config.output_heads = heads;
                     check(&config);
                 }

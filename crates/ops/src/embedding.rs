@@ -56,8 +56,13 @@ pub fn scatter_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
     add_rows(ctx, y, x, rows, d);
 }
 
-/// `y[rows[i]] += x[i]`, ascending. Threads divide the columns, so that duplicate rows are summed in order.
-fn add_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
+/// Adds to the result of [`scatter_rows`]: `y[rows[i]] += x[i]`, ascending. Threads divide the columns, so that duplicate rows are summed in order.
+///
+/// # Panics
+///
+/// If a length does not fit or a row is outside `y`.
+pub fn add_rows(ctx: &Ctx, y: &mut Buf, x: &Buf, rows: &[u32], d: usize) {
+    assert_eq!(x.len(), rows.len() * d, "add_rows: x must be [rows, d]");
     if rows.is_empty() || d == 0 {
         return;
     }

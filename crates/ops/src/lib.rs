@@ -91,7 +91,7 @@ pub use convert::{
 pub use ctx::Ctx;
 pub use draw::{Draw, Pick, RowDraw};
 pub use element::Element;
-pub use embedding::{embedding, embedding_backward, gather_rows, scatter_rows};
+pub use embedding::{add_rows, embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
 pub use half::bf16 as Bf16;
 pub use head::{HeadScores, head_backward, head_candidates, head_forward, head_logits};

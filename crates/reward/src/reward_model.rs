@@ -1,4 +1,4 @@
-//! Reward models in folders made by transformers, computed by processes of their own with PyTorch.
+//! Reward models in folders of transformers, computed by this program or by processes of their own with PyTorch.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::function::FunctionReward;
-use crate::judge::{JudgeModels, ModelError};
+use crate::judge::{JudgeModels, ModelError, RewardScorer};
 use crate::kind::KindSettings;
 use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 
@@ -19,18 +19,18 @@ use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModel {
-    /// The folder.
+    /// The folder, or `stage:NAME` for the model of an earlier stage of method `reward_model`.
     pub model: String,
     /// What computes it.
     #[serde(default)]
     pub backend: RewardBackend,
-    /// Number of processes, from 1 to 1024, each with the whole model on a device of its own. They judge different groups.
+    /// Number of processes of PyTorch, from 1 to 1024, each with the whole model on a device of its own. They judge different groups.
     #[serde(default = "default_ranks")]
     pub ranks: u32,
     /// The processes use the GPUs of the trainer's ranks, the first ones, instead of others.
     #[serde(default)]
     pub colocate: bool,
-    /// Most tokens that a process computes at a time, those of padding included; at least one completion.
+    /// Most tokens that are computed at a time, those of padding included; at least one completion.
     #[serde(default = "default_batch_tokens")]
     pub batch_tokens: u64,
     /// The interpreter, which needs torch and transformers. Default: that of the environment `rloom engines install torch`.
@@ -48,9 +48,21 @@ pub struct RewardModel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardBackend {
-    /// PyTorch and transformers.
+    /// PyTorch and transformers, in processes of their own.
     #[default]
     Torch,
+    /// The engine of this program, for the architectures that it trains.
+    Embedded,
+}
+
+/// Start of the name of a model that an earlier stage trains.
+const STAGE: &str = "stage:";
+
+impl RewardModel {
+    /// The stage that trains the model, if it is not a folder.
+    pub fn stage(&self) -> Option<&str> {
+        self.model.strip_prefix(STAGE)
+    }
 }
 
 fn default_ranks() -> u32 {
@@ -68,6 +80,18 @@ impl KindSettings for RewardModel {
         }
         ValueRange::between(1.0, 1024.0).check("ranks", self.ranks.into())?;
         ValueRange::between(1.0, 1e9).check("batch_tokens", self.batch_tokens as f64)?;
+        if self.backend != RewardBackend::Torch {
+            for (key, is_set) in [
+                ("ranks", self.ranks != default_ranks()),
+                ("colocate", self.colocate),
+                ("python", !self.python.is_empty()),
+            ] {
+                if is_set {
+                    let unused = SettingProblem::Unused { other: "backend", value: "\"torch\"" };
+                    return Err(unused.at(key).into());
+                }
+            }
+        }
         if let Some(least) = self.solved_at {
             ValueRange::between(f64::MIN, f64::MAX).check("solved_at", least)?;
         }
@@ -75,6 +99,9 @@ impl KindSettings for RewardModel {
     }
 
     fn reward(&self, timeout: Duration) -> Result<Box<dyn Reward>, JudgeError> {
+        if self.backend == RewardBackend::Embedded {
+            return Ok(Box::new(EmbeddedReward { settings: self.clone(), scorer: OnceLock::new() }));
+        }
         Ok(Box::new(RanksOfModel {
             settings: self.clone(),
             timeout,
@@ -92,11 +119,11 @@ impl KindSettings for RewardModel {
     }
 
     fn needs_machine(&self) -> bool {
-        true
+        self.stage().is_none()
     }
 
     fn processes(&self) -> Option<usize> {
-        Some(self.ranks as usize)
+        (self.backend == RewardBackend::Torch).then_some(self.ranks as usize)
     }
 
     fn make_absolute(&mut self) {
@@ -105,7 +132,9 @@ impl KindSettings for RewardModel {
                 *path = found.display().to_string();
             }
         };
-        absolute(&mut self.model);
+        if self.stage().is_none() {
+            absolute(&mut self.model);
+        }
         if self.python.contains('/') {
             absolute(&mut self.python);
         }
@@ -173,6 +202,10 @@ impl Reward for RanksOfModel {
     }
 
     fn open_models(&self, models: &dyn JudgeModels) -> Result<(), JudgeError> {
+        if self.settings.stage().is_some() {
+            // Before its stage has run.
+            return Ok(());
+        }
         let python = match self.settings.python.as_str() {
             "" => models.python().ok_or_else(|| {
                 self.failed("there is no environment of PyTorch: make one with `rloom engines install torch`, or name an interpreter in `python`")
@@ -184,6 +217,9 @@ impl Reward for RanksOfModel {
     }
 
     fn prepare(&self) -> Result<(), JudgeError> {
+        if self.settings.stage().is_some() {
+            return Ok(());
+        }
         self.ranks()?.prepare()
     }
 
@@ -191,6 +227,64 @@ impl Reward for RanksOfModel {
         if let Some(ranks) = self.ranks.get() {
             ranks.close();
         }
+    }
+
+    fn is_verifier(&self) -> bool {
+        self.settings.solved_at.is_some()
+    }
+}
+
+/// A reward model that this program computes.
+#[derive(Debug)]
+struct EmbeddedReward {
+    settings: RewardModel,
+    scorer: OnceLock<Arc<dyn RewardScorer>>,
+}
+
+impl EmbeddedReward {
+    fn score(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
+        let RewardModel { model, solved_at, .. } = &self.settings;
+        let scorer = self.scorer.get().ok_or_else(|| ModelError::Embedded {
+            model: model.clone(),
+            reason: "it has not been opened".to_owned(),
+        })?;
+        let Some(first) = completions.first() else { return Ok(Vec::new()) };
+        let texts: Vec<&str> = completions.iter().map(|completion| completion.text).collect();
+        let values = scorer.score(first.task, &texts)?;
+        let assessed = |value: f64| Assessment {
+            solved: solved_at.map(|least| value >= least),
+            ..Assessment::value(value)
+        };
+        Ok(values.into_iter().map(assessed).collect())
+    }
+}
+
+impl Reward for EmbeddedReward {
+    fn judge(&self, completion: &Completion<'_>) -> Result<Assessment, JudgeError> {
+        let assessed = self.score(&[*completion])?;
+        Ok(assessed.into_iter().next().unwrap_or_default())
+    }
+
+    fn judge_group(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
+        self.score(completions)
+    }
+
+    fn judges_groups(&self) -> bool {
+        true
+    }
+
+    fn reads_observations(&self) -> bool {
+        self.settings.observations
+    }
+
+    fn open_models(&self, models: &dyn JudgeModels) -> Result<(), JudgeError> {
+        if self.settings.stage().is_some() || self.scorer.get().is_some() {
+            // Before its stage has run there is no model.
+            return Ok(());
+        }
+        let scorer = models.reward_model(&self.settings.model, self.settings.batch_tokens)?;
+        self.scorer.get_or_init(|| scorer);
+        Ok(())
     }
 
     fn is_verifier(&self) -> bool {

@@ -27,7 +27,7 @@ pub(crate) fn check(
     let mut environments: Vec<&EnvironmentSettings> = Vec::new();
     let sets: Vec<_> = config.eval.iter().flat_map(EvalSettings::all_sets).collect();
     for (index, stage) in config.stages.iter().enumerate().skip(first) {
-        let sets = sets.iter().filter(|_| stage.eval_every > 0);
+        let sets = sets.iter().filter(|_| stage.samples_held_out());
         let own = (stage.rollout.as_ref().map(|rollout| &rollout.reward), &stage.environment, String::new());
         let of_eval = sets.map(|(name, set)| (Some(&set.reward), &set.environment, eval_prefix(*name)));
         for (reward, environment, prefix) in std::iter::once(own).chain(of_eval) {

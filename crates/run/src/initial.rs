@@ -42,7 +42,8 @@ pub(crate) fn reads_start(stage: &Stage) -> bool {
 fn reader(config: &Config, first: usize) -> Option<&Stage> {
     let mut stages = config.stages.iter().enumerate().skip(first);
     let reads = |(index, stage): &(usize, &Stage)| {
-        start_of(stage).is_none() && (*index > first || reads_start(stage))
+        // No checkpoint of a reward model is a policy, from which a resumed attempt takes the tokenizer and the shape.
+        stage.trains_reward_model() || (start_of(stage).is_none() && (*index > first || reads_start(stage)))
     };
     stages.find(reads).map(|(_, stage)| stage)
 }

@@ -29,6 +29,7 @@ mod runtime;
 mod stage_setup;
 mod start;
 mod train;
+mod win_rate;
 
 pub use calibrate::calibrate_judge;
 pub use control::{ControlCommand, ControlReply, Processes, control, processes_of};
@@ -43,6 +44,7 @@ pub use resume::{ResumeOptions, fork, resume};
 pub use rloom_stage::{StageError, StopFlag};
 pub use stage_setup::{EpisodeHook, RunInputs};
 pub use train::{Summary, train, train_on};
+pub use win_rate::WinRate;
 
 use rloom_ops::Ctx;
 

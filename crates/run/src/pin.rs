@@ -33,7 +33,7 @@ pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
     for stage in &config.stages {
         stage.data.download(Split::Train, hub)?;
     }
-    let evaluates = config.stages.iter().any(|stage| stage.eval_every > 0);
+    let evaluates = config.stages.iter().any(rloom_config::Stage::samples_held_out);
     if let Some(eval) = config.eval.as_ref().filter(|_| evaluates) {
         for (_, set) in eval.all_sets() {
             set.data.download(Split::Eval, hub)?;

@@ -144,7 +144,14 @@ impl<'c> DataUse<'c> {
             reward: rollout.map(|rollout| &rollout.reward),
             environment: &stage.environment,
         };
-        named_sources(&stage.name, &stage.data).map(of_source).collect()
+        let mut uses: Vec<Self> = named_sources(&stage.name, &stage.data).map(of_source).collect();
+        if stage.trains_reward_model() && stage.eval_every > 0 {
+            let held_out = format!("{} held out", stage.name);
+            let of_source =
+                |(name, data)| Self { split: (Split::Eval, row_kind(stage)), ..of_source((name, data)) };
+            uses.extend(named_sources(&held_out, &stage.data).map(of_source));
+        }
+        uses
     }
 
     /// The uses of the sources of an evaluation, or of one of its further sets.
@@ -279,7 +286,7 @@ impl<'a> PromptCheck<'a> {
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<KeptRows>, RunError> {
         let stages = &config.stages[first.min(config.stages.len())..];
-        let eval = config.eval.as_ref().filter(|_| stages.iter().any(|stage| stage.eval_every > 0));
+        let eval = config.eval.as_ref().filter(|_| stages.iter().any(Stage::samples_held_out));
         let uses = stages.iter().flat_map(DataUse::of_stage);
         let sets: Vec<_> = eval.into_iter().flat_map(EvalSettings::all_sets).collect();
         let sets = sets.iter().flat_map(|(name, eval)| DataUse::of_evaluation(*name, eval));

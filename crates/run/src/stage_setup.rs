@@ -11,8 +11,8 @@ use rloom_collect::{
 };
 use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
-use rloom_core::PolicyId;
-use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
+use rloom_core::{Group, PolicyId, Ticket};
+use rloom_data::{Cursor, DataSettings, Dataset, Order, RowKind, Split};
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
@@ -179,16 +179,8 @@ impl RunInputs {
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
             let dataset = open(Split::Demonstration, row_kind(stage))?;
             let cursor = cursor(&dataset)?;
-            let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
-            let source = GroupSource::Demonstrations(DemonstrationSource {
-                dataset,
-                cursor: cursor.clone(),
-                tokenizer: self.tokenizer_of(&stage.data),
-                environment: stage.environment.environment(timeout, host_of("environment"))?,
-                context: self.context,
-                timeout,
-            });
-            return Ok((source, cursor, false));
+            let source = self.demonstrations(stage, dataset, cursor.clone(), host_of("environment"))?;
+            return Ok((GroupSource::Demonstrations(source), cursor, false));
         };
         let dataset = open(Split::Train, RowKind::Prompts)?;
         let cursor = cursor(&dataset)?;
@@ -216,6 +208,55 @@ impl RunInputs {
         let several_domains = dataset.domains().len() > 1;
         let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor.clone(), settings);
         Ok((GroupSource::Rollouts(Arc::new(runner)), cursor, several_domains))
+    }
+
+    /// The groups of a stage that learns from rows.
+    fn demonstrations(
+        &self,
+        stage: &Stage,
+        dataset: Dataset,
+        cursor: Cursor,
+        host: Option<Arc<dyn Host>>,
+    ) -> Result<DemonstrationSource, RunError> {
+        let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
+        Ok(DemonstrationSource {
+            dataset,
+            cursor,
+            tokenizer: self.tokenizer_of(&stage.data),
+            environment: stage.environment.environment(timeout, host)?,
+            context: self.context,
+            timeout,
+        })
+    }
+
+    /// The held-out groups that the reward model of a stage is evaluated on; empty if it is not.
+    pub(crate) fn held_out(
+        &self,
+        index: u32,
+        stage: &Stage,
+        rows: &KeptRows,
+    ) -> Result<Vec<Group>, RunError> {
+        if stage.eval_every == 0 {
+            return Ok(Vec::new());
+        }
+        let split = (Split::Eval, row_kind(stage));
+        let dataset = rows.open(&stage.data, split, &stage.environment, self.seed, &self.hub)?;
+        let cursor = Cursor::over(&dataset, &[], Order::Sequential, self.seed, index)?;
+        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
+        let length = dataset.len();
+        let source = self.demonstrations(stage, dataset, cursor, host)?;
+        let all = async {
+            let mut groups = Vec::new();
+            for ticket in 0..length {
+                groups.push(source.group(Ticket(ticket)).await);
+            }
+            groups
+        };
+        let groups = crate::runtime::block_on(all)?;
+        groups
+            .into_iter()
+            .map(|group| group.map_err(|failure| RunError::HeldOutRow { stage: stage.name.clone(), failure }))
+            .collect()
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.
@@ -388,7 +429,7 @@ pub(crate) fn rollout_settings(
     threads: usize,
 ) -> Option<RolloutEngineSettings> {
     let own = stage.rollout.as_ref().map(|rollout| &rollout.engine);
-    let eval = eval.filter(|_| stage.eval_every > 0).map(|eval| &eval.rollout);
+    let eval = eval.filter(|_| stage.samples_held_out()).map(|eval| &eval.rollout);
     let mut settings = own.or(eval)?.clone();
     // Taking turns with the trainer is a matter of stages that sample.
     if let (None, RolloutEngineSettings::Vllm(servers) | RolloutEngineSettings::Sglang(servers)) =

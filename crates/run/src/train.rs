@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
 use rloom_collect::{AgentPolicies, BoundedEngine};
-use rloom_config::{Config, Stage as StageConfig};
+use rloom_config::{Config, Stage as StageConfig, StageRollout};
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{Form, PublishedPolicy, RolloutEngine, TrainEngine};
 use rloom_hub::Hub;
 use rloom_learn::{BatchTrainer, Models};
+use rloom_reward::{ComponentSettings, Kind};
 use rloom_sched::SchedulerSettings;
-use rloom_store::checkpoint::{Best, CheckpointState, Checkpoints, StoredCheckpoint};
+use rloom_store::checkpoint::{Best, CheckpointName, CheckpointState, Checkpoints, StoredCheckpoint};
 use rloom_store::directory::RunDirectory;
 use rloom_store::disk;
 use rloom_store::journal::{Journal, LaterStages, Recovered};
@@ -339,6 +340,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_exact =
             !recorded && capabilities.as_ref().is_none_or(|rollout| is_exact(stage, rollout, &trainer));
         let stage = &*for_sampler(stage, is_exact)?;
+        let stage = &*self.with_reward_models(stage);
         let threads = trainer_threads(stage, self.inputs.threads);
         let found = self.found.as_ref().map(|(_, path)| path.as_path());
         let (models, frozen) = self.models(stage, threads, start, found.zip(resumed.as_ref()))?;
@@ -365,6 +367,37 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             checkpoint: self.last.as_ref().map_or("none".to_owned(), |path| path.display().to_string()),
         })?;
         Ok((end, trainer.publish_last(PolicyVersion(stage.steps)).map_err(StageError::from)?))
+    }
+
+    /// The stage with the folders of the reward models that earlier stages have trained.
+    fn with_reward_models<'c>(&self, stage: &'c StageConfig) -> Cow<'c, StageConfig> {
+        let is_of_stage = |component: &ComponentSettings| matches!(&component.kind, Kind::RewardModel(model) if model.stage().is_some());
+        let reads = |rollout: &StageRollout| rollout.reward.components.iter().any(is_of_stage);
+        if !stage.rollout.as_ref().is_some_and(reads) {
+            return Cow::Borrowed(stage);
+        }
+        let mut stage = stage.clone();
+        let components = stage.rollout.iter_mut().flat_map(|rollout| &mut rollout.reward.components);
+        for component in components {
+            if let Kind::RewardModel(model) = &mut component.kind
+                && let Some(path) = model.stage().and_then(|name| self.last_checkpoint_of(name))
+            {
+                model.model = path.display().to_string();
+            }
+        }
+        Cow::Owned(stage)
+    }
+
+    /// Folder of the last checkpoint of a stage.
+    fn last_checkpoint_of(&self, name: &str) -> Option<PathBuf> {
+        let (index, stage) = self.config.stages.iter().enumerate().find(|(_, stage)| stage.name == name)?;
+        let checkpoint = CheckpointName {
+            policy: self.inputs.policy,
+            stage: index as u32,
+            step: stage.steps,
+            stage_name: stage.name.clone(),
+        };
+        Some(self.directory.checkpoints().join(checkpoint.folder()))
     }
 
     /// Assembles a stage from its start or from a checkpoint.
@@ -394,13 +427,20 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         )?;
         self.data.check_order(&stage.name, &cursor)?;
         let domains = stage_domains(stage, several_domains, self.config.run.rollouts.is_some());
-        let evaluator = match self.config.eval.as_ref().filter(|_| stage.eval_every > 0).zip(bounded.as_ref())
-        {
-            Some((eval, engine)) => {
-                Some(Arc::new(self.inputs.evaluator(index as u32, eval, engine, &of_agents, &self.rows)?))
-            }
-            None => None,
-        };
+        let evaluator =
+            match self.config.eval.as_ref().filter(|_| stage.samples_held_out()).zip(bounded.as_ref()) {
+                Some((eval, engine)) => Some(Arc::new(self.inputs.evaluator(
+                    index as u32,
+                    eval,
+                    engine,
+                    &of_agents,
+                    &self.rows,
+                )?)),
+                None => None,
+            };
+        let is_reward_model = stage.algorithm.reward_model.is_some();
+        let held_out =
+            is_reward_model.then(|| self.inputs.held_out(index as u32, stage, &self.rows)).transpose()?;
         let same_numeric_path =
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
@@ -418,6 +458,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
             training: training.clone(),
+            held_out: held_out.unwrap_or_default(),
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
             policy: self.inputs.policy,
@@ -452,7 +493,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             restore_groups(&mut groups, snapshot, &mut scheduler);
         }
         let schedule = stage.schedule();
-        let eval_every = if evaluator.is_some() { stage.eval_every } else { 0 };
+        let eval_every = if evaluator.is_some() || is_reward_model { stage.eval_every } else { 0 };
         let settings = SchedulerSettings::new(
             &schedule,
             stage.groups_per_batch,
@@ -478,7 +519,11 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 engines.frozen,
             ),
             leagues,
-            evaluation: StageEvaluation::new(evaluator, &stage.name, self.best.take()),
+            evaluation: if is_reward_model {
+                StageEvaluation::of_reward_model(&stage.name, self.best.take())
+            } else {
+                StageEvaluation::new(evaluator, &stage.name, self.best.take())
+            },
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
             learner,

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
-use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models};
+use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models, RewardEvaluation};
 use rloom_model::OptimizerSettings;
 use rloom_store::checkpoint::{
     CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, policy_folder,
@@ -38,6 +38,8 @@ pub struct TrainerThread<T> {
     pub models: Models<T>,
     /// Training on a batch.
     pub training: BatchTrainer,
+    /// Held-out groups that a reward model is evaluated on.
+    pub held_out: Vec<Group>,
     /// Learning-rate schedule and optimiser.
     pub optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
@@ -66,6 +68,8 @@ enum Job {
     Publish(PolicyVersion),
     /// Train on a batch and publish.
     Train(Box<TrainJob>),
+    /// Evaluate the reward model on the held-out groups.
+    Evaluate,
     /// Write a checkpoint.
     Save(Box<SaveJob>),
 }
@@ -108,6 +112,8 @@ pub(crate) enum TrainerResult {
     Published(Result<Publication, TrainError>),
     /// A batch.
     Trained(Box<TrainedBatch>),
+    /// An evaluation of the reward model.
+    Evaluated(Result<RewardEvaluation, TrainError>),
     /// A checkpoint: its folder and its size in bytes.
     Saved { version: u64, result: Result<(PathBuf, u64), StageError> },
 }
@@ -182,6 +188,10 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
         self.send(Job::Train(Box::new(job)));
     }
 
+    pub(crate) fn evaluate(&self) {
+        self.send(Job::Evaluate);
+    }
+
     pub(crate) fn save(&self, job: SaveJob) {
         self.send(Job::Save(Box::new(job)));
     }
@@ -231,6 +241,7 @@ impl<T: TrainEngine> TrainerThread<T> {
             let result = match job {
                 Job::Publish(version) => TrainerResult::Published(self.publish(version)),
                 Job::Train(job) => TrainerResult::Trained(Box::new(self.train(*job, progress))),
+                Job::Evaluate => TrainerResult::Evaluated(self.evaluate()),
                 Job::Save(job) => TrainerResult::Saved { version: job.name.step, result: self.save(*job) },
             };
             // The receiver is gone if the run has ended with an error.
@@ -304,6 +315,13 @@ impl<T: TrainEngine> TrainerThread<T> {
             Ok(BatchResult { report, weights })
         });
         TrainedBatch { batch: version.0, groups, result }
+    }
+
+    fn evaluate(&mut self) -> Result<RewardEvaluation, TrainError> {
+        match self.training.algorithm.reward_model {
+            Some(spec) => self.training.evaluate_reward(spec, &mut self.models.policy, &self.held_out),
+            None => Ok(RewardEvaluation::default()),
+        }
     }
 
     fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), StageError> {

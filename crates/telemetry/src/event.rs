@@ -23,6 +23,18 @@ pub struct StageOutline {
     pub policies: Vec<String>,
 }
 
+/// A point of a calibration curve: judgements of a reward model of similar confidence. Of pairs, the predicted probability is that of
+/// the completion with the higher reward being the chosen one; of steps, that of the step being right.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CalibrationBin {
+    /// Mean predicted probability.
+    pub predicted: f64,
+    /// Fraction of the judgements for which it came true.
+    pub observed: f64,
+    /// Number of judgements.
+    pub count: u64,
+}
+
 /// The unit of work that a progress event counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -332,6 +344,9 @@ pub enum Event {
         tasks: u64,
         /// True if this is the best version so far.
         best: bool,
+        /// Calibration curve of a reward model, by ascending predicted probability.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        calibration: Vec<CalibrationBin>,
     },
     /// A held-out completion.
     EvaluationSample(Sample),

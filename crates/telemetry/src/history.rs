@@ -44,7 +44,11 @@ mod tests {
     }
 
     fn evaluated(attempt: u32, step: u64) -> EventLine {
-        line(attempt, step, Event::Evaluation { metrics: [].into(), tasks: 3, best: false })
+        line(
+            attempt,
+            step,
+            Event::Evaluation { metrics: [].into(), tasks: 3, best: false, calibration: Vec::new() },
+        )
     }
 
     fn activity(attempt: u32, activity: Activity, version: u64, ticket: Option<u64>) -> EventLine {

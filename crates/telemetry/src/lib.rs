@@ -23,8 +23,8 @@ mod tracking;
 
 pub use error::TelemetryError;
 pub use event::{
-    Activity, Event, EventLine, GroupEnd, Lane, Metrics, Phase, PromptSummary, RequestTimes, RowSummary,
-    Sample, StageOutline,
+    Activity, CalibrationBin, Event, EventLine, GroupEnd, Lane, Metrics, Phase, PromptSummary, RequestTimes,
+    RowSummary, Sample, StageOutline,
 };
 pub use event_file::{EventFile, SkippedLines, read_events};
 pub use history::surviving;

@@ -29,6 +29,9 @@ class RewardModel:
             raise RefusedError(f"transformers cannot open {folder}") from error
         if missing := sorted(loading["missing_keys"]):
             raise RefusedError(f"{folder} is no reward model: the tensors {', '.join(missing)} are missing")
+        # Folders that RLoom has trained end texts with the end-of-text token.
+        own = getattr(model.config, "rloom", None) or {}
+        self._end: int | None = self._tokenizer.eos_token_id if own.get("end_token") else None
         self._model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     def score(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
@@ -61,11 +64,18 @@ class RewardModel:
                 completion = [{"role": "assistant", "content": completion}]
             # Templates contain the special tokens already.
             text = self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
-            return self._checked(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._checked(self._ended(self._tokenizer.encode(text, add_special_tokens=False)))
         if not isinstance(prompt, str):
             prompt = "\n".join(message["content"] for message in prompt)
             completion = completion[-1]["content"]
-        return self._checked(self._tokenizer.encode(prompt + completion))
+        return self._checked(self._ended(self._tokenizer.encode(prompt + completion)))
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the last end-of-text token, which is added if there is none, for models that read it."""
+        if self._end is None:
+            return tokens
+        last = max((place for place, token in enumerate(tokens) if token == self._end), default=None)
+        return [*tokens, self._end] if last is None else tokens[: last + 1]
 
     def _checked(self, tokens: list[int]) -> list[int]:
         longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)

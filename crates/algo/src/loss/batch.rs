@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::LossTerms;
+use super::{LossTerms, StepLabel};
 
 /// Scores of each policy token of a micro-batch from the training engine, flat over its rows.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -67,6 +67,10 @@ pub struct LossBatch<'a> {
     pub old_value: Option<&'a [f32]>,
     /// Per row: the outcome, 0 to 1, that [`ImplicitReward`](crate::losses::ImplicitReward) learns from.
     pub outcome: Option<&'a [f32]>,
+    /// Per row: the margin of a pair on its chosen row, for a reward model; `None` if there are none.
+    pub margin: Option<&'a [f32]>,
+    /// Per row: the labelled steps, for a process-reward model.
+    pub steps: &'a [Vec<StepLabel>],
     /// Value and coefficients of a surrogate that is computed elsewhere ([`Python`](crate::losses::Python)).
     pub given: Option<&'a GivenLoss>,
     /// The log-probabilities that `behavior_logprob` is compared with.
@@ -101,6 +105,9 @@ pub struct LossGrad {
     pub d_entropy: Vec<f32>,
     /// By each value; empty without a value head.
     pub d_value: Vec<f32>,
+    /// By the value after the last token of each sequence; empty if none has a derivative.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub d_last_value: Vec<f32>,
     /// Sums to merge over the micro-batches of the optimiser step.
     pub terms: LossTerms,
 }

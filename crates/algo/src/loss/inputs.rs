@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{GivenLoss, LossBatch, LossTerms, Mismatch, PolicyLoss, TokenScores, ValueLoss, kernel::Row};
+use super::{
+    GivenLoss, LossBatch, LossTerms, Mismatch, PolicyLoss, RewardLoss, TokenScores, ValueLoss, kernel::Row,
+};
 use crate::{AlgoError, KlEstimator, Level, Preference, RatioTo, Score};
 
 /// Checks that rows tile `0..tokens`.
@@ -183,6 +185,40 @@ impl<'a> Inputs<'a> {
         let mut inputs = Self::new(batch, scores, None)?;
         inputs.value = Some(ValueInputs::check(spec, batch, scores)?);
         Ok(inputs)
+    }
+
+    /// Inputs of a reward model's loss, without log-probabilities.
+    pub(super) fn of_reward(
+        loss: &RewardLoss,
+        batch: &LossBatch<'a>,
+        scores: &'a TokenScores,
+    ) -> Result<Self, AlgoError> {
+        let inputs = Self::new(batch, scores, None)?;
+        check_per_row("last value", scores.last_value.len(), batch.rows.len())?;
+        match loss {
+            RewardLoss::Pairs { .. } if batch.outcome.is_none() => {
+                Err(AlgoError::Missing { what: Score::Outcome })
+            }
+            RewardLoss::Pairs { .. } => {
+                let margin = batch.margin.unwrap_or_default();
+                if batch.margin.is_some() {
+                    check_per_row("margin", margin.len(), batch.rows.len())?;
+                }
+                match margin.iter().position(|margin| !margin.is_finite()) {
+                    None => Ok(inputs),
+                    Some(row) => Err(AlgoError::NonFinite {
+                        what: Score::Margin,
+                        row,
+                        token: 0,
+                        value: f64::from(margin[row]),
+                    }),
+                }
+            }
+            RewardLoss::Steps { .. } => {
+                check_per_row("step labels", batch.steps.len(), batch.rows.len())?;
+                Ok(inputs)
+            }
+        }
     }
 
     fn new(

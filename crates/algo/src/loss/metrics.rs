@@ -69,6 +69,16 @@ pub struct LossMetrics {
     pub logprob_chosen: Option<f64>,
     /// Mean summed log-probability of rejected or undesirable completions (nats).
     pub logprob_rejected: Option<f64>,
+    /// Fraction of the pairs, or steps, that a reward model judges correctly.
+    pub accuracy: Option<f64>,
+    /// Mean reward of chosen minus that of rejected completions.
+    pub margin: Option<f64>,
+    /// Smallest reward; of a step, the probability that it is right.
+    pub min_reward: Option<f64>,
+    /// Mean reward.
+    pub mean_reward: Option<f64>,
+    /// Largest reward.
+    pub max_reward: Option<f64>,
     /// Fraction of masked sequences; `None` without a mask. Not a named metric: the masking code reports the reasons.
     pub masked_ratio: Option<f64>,
 }
@@ -100,6 +110,11 @@ impl LossMetrics {
             (metric::REWARDS_ANCHOR, self.reward_anchor),
             (metric::LOGPS_CHOSEN, self.logprob_chosen),
             (metric::LOGPS_REJECTED, self.logprob_rejected),
+            (metric::ACCURACY, self.accuracy),
+            (metric::MARGIN, self.margin),
+            (metric::MIN_REWARD, self.min_reward),
+            (metric::MEAN_REWARD, self.mean_reward),
+            (metric::MAX_REWARD, self.max_reward),
             (metric::VALUE_LOSS, self.value_loss),
             (metric::VALUE_CLIP_RATIO, self.value_clip_ratio),
             (metric::VALUE_EXPLAINED_VARIANCE, self.explained_variance),
@@ -151,6 +166,11 @@ impl LossMetrics {
             value_loss: mean(|m| m.value_loss),
             value_clip_ratio: mean(|m| m.value_clip_ratio),
             explained_variance: mean(|m| m.explained_variance),
+            accuracy: mean(|m| m.accuracy),
+            margin: mean(|m| m.margin),
+            min_reward: values(|m| m.min_reward).reduce(f64::min),
+            mean_reward: mean(|m| m.mean_reward),
+            max_reward: values(|m| m.max_reward).reduce(f64::max),
             masked_ratio: mean(|m| m.masked_ratio),
         })
     }

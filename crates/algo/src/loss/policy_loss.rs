@@ -97,6 +97,7 @@ pub(super) fn of_micro_batch(
         d_logprob: vec![0.0; tokens],
         d_entropy: vec![0.0; tokens],
         d_value: vec![0.0; scores.value.len()],
+        d_last_value: Vec::new(),
         terms: LossTerms::of_policy(loss),
     };
     if let Some(given) = inputs.given {

@@ -142,6 +142,7 @@ impl<'a> Rows<'a> {
             d_logprob: vec![0.0; tokens],
             d_entropy: vec![0.0; tokens],
             d_value: vec![0.0; scores.value.len()],
+            d_last_value: Vec::new(),
             terms: LossTerms::of_preference(loss.preference.anchor().map(|_| loss.anchor)),
         };
         for (index, range) in self.inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
@@ -172,7 +173,7 @@ impl<'a> Rows<'a> {
 }
 
 /// Checks that the rows alternate between chosen and rejected completions, which have policy tokens.
-fn check_pairs(batch: &LossBatch<'_>) -> Result<(), AlgoError> {
+pub(super) fn check_pairs(batch: &LossBatch<'_>) -> Result<(), AlgoError> {
     let outcomes = batch.outcome.unwrap_or_default();
     let expected = |row: usize| if row.is_multiple_of(2) { 1.0 } else { 0.0 };
     let is_wrong = |&(row, &outcome): &(usize, &f32)| outcome != expected(row) || batch.rows[row].is_empty();

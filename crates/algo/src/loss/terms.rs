@@ -37,6 +37,8 @@ pub struct LossTerms {
     correction: Option<CorrectionTerms>,
     value: Option<ValueTerms>,
     preference: Option<PreferenceTerms>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reward: Option<RewardTerms>,
 }
 
 /// Sums over the weights of a correction.
@@ -140,6 +142,46 @@ impl PreferenceTerms {
     }
 }
 
+/// Sums over the rewards of a reward model.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct RewardTerms {
+    rewards: Mean,
+    extremes: Extremes,
+    margins: Mean,
+    /// Pairs or steps, and those among them that are judged correctly.
+    judged: u64,
+    accurate: u64,
+}
+
+impl RewardTerms {
+    fn add(&mut self, reward: f64) {
+        self.rewards.add(reward);
+        self.extremes.add(reward);
+    }
+
+    fn judge(&mut self, is_accurate: bool) {
+        self.judged += 1;
+        self.accurate += u64::from(is_accurate);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.rewards.merge(&other.rewards);
+        self.extremes.merge(&other.extremes);
+        self.margins.merge(&other.margins);
+        self.judged += other.judged;
+        self.accurate += other.accurate;
+    }
+
+    fn report(&self, metrics: &mut LossMetrics) {
+        let extremes = self.extremes.given();
+        metrics.accuracy = (self.judged > 0).then(|| self.accurate as f64 / self.judged as f64);
+        metrics.margin = self.margins.value();
+        metrics.mean_reward = self.rewards.value();
+        metrics.min_reward = extremes.map(|extremes| extremes.low);
+        metrics.max_reward = extremes.map(|extremes| extremes.high);
+    }
+}
+
 /// Merges optional terms.
 fn merge_optional<T: Clone>(to: &mut Option<T>, from: Option<&T>, merge: fn(&mut T, &T)) {
     match (to.as_mut(), from) {
@@ -167,6 +209,28 @@ impl LossTerms {
 
     pub(super) fn of_preference(anchor: Option<f64>) -> Self {
         Self { preference: Some(PreferenceTerms { anchor, ..PreferenceTerms::default() }), ..Self::default() }
+    }
+
+    pub(super) fn of_reward() -> Self {
+        Self { reward: Some(RewardTerms::default()), ..Self::default() }
+    }
+
+    /// Adds the rewards of a pair, which is judged correctly if the chosen completion has the higher one.
+    pub(super) fn observe_reward_pair(&mut self, chosen: f64, rejected: f64) {
+        if let Some(terms) = &mut self.reward {
+            terms.add(chosen);
+            terms.add(rejected);
+            terms.margins.add(chosen - rejected);
+            terms.judge(chosen > rejected);
+        }
+    }
+
+    /// Adds the probability that a step is right, which is judged correctly if it is on the side of the label.
+    pub(super) fn observe_reward_step(&mut self, probability: f64, is_right: bool) {
+        if let Some(terms) = &mut self.reward {
+            terms.add(probability);
+            terms.judge((probability > 0.5) == is_right);
+        }
     }
 
     /// Adds a completion with its implicit reward and its summed log-probability.
@@ -315,6 +379,7 @@ impl LossTerms {
         merge_optional(&mut self.correction, other.correction.as_ref(), CorrectionTerms::merge);
         merge_optional(&mut self.value, other.value.as_ref(), ValueTerms::merge);
         merge_optional(&mut self.preference, other.preference.as_ref(), PreferenceTerms::merge);
+        merge_optional(&mut self.reward, other.reward.as_ref(), RewardTerms::merge);
     }
 
     /// The loss of the micro-batches merged so far.
@@ -369,6 +434,9 @@ impl LossTerms {
         }
         if let Some(preference) = &self.preference {
             preference.report(&mut metrics);
+        }
+        if let Some(reward) = &self.reward {
+            reward.report(&mut metrics);
         }
         if let Some(value) = self.value.as_ref().filter(|_| self.trained > 0) {
             metrics.value_loss = Some(value.loss.value());

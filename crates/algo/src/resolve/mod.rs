@@ -6,11 +6,12 @@ mod extras;
 mod reader;
 mod sampler;
 
-use reader::{Reader, at_least_one, read, unread_reason};
+use reader::{Reader, at_least_one, checked, read, unread_reason};
 
 use crate::{
     Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
-    KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, Sampler, Sft, Surrogate,
+    KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, RewardModelSpec, Sampler,
+    Sft, Surrogate,
     error::{Refusal, Unread},
     settings::function::check_name,
     settings::layer::Layer,
@@ -45,6 +46,7 @@ impl Algorithm {
         let is_off_policy = sampler.into().is_off_policy();
         let algorithm = match method.settings() {
             None => supervised(method, settings),
+            Some(preset) if method.trains_reward_model() => reward_model(method, &preset, settings)?,
             Some(preset) if preset.preference.is_some() => preference(method, &preset, settings)?,
             Some(preset) => {
                 build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
@@ -96,6 +98,7 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
         advantage: None,
         loss: PolicyLoss::new(Surrogate::Sft(Sft), aggregation),
         preference: None,
+        reward_model: None,
         proximal: Proximal::Sampler,
         kl_control: None,
         entropy_control: None,
@@ -129,6 +132,30 @@ fn preference(
             preference: Some(preference.settings()),
             ..AlgorithmSettings::default()
         },
+        ..supervised(method, &AlgorithmSettings::default())
+    })
+}
+
+/// A method that trains a reward model: one optimiser step per batch.
+fn reward_model(
+    method: Method,
+    preset: &AlgorithmSettings,
+    settings: &AlgorithmSettings,
+) -> Result<Algorithm, AlgoError> {
+    let mut reader = Reader { asked: settings.over(*preset), record: AlgorithmSettings::default() };
+    let r = &mut reader;
+    let spec = if method == Method::Prm {
+        RewardModelSpec::Process
+    } else {
+        let key = "reward_model.center_rewards_coefficient";
+        let center = read!(r.reward_model.center_rewards_coefficient or 0.0);
+        RewardModelSpec::Sequence {
+            center: checked(key, center, |c| c >= 0.0, "0 or more", "0 for none, 0.01 is usual")?,
+        }
+    };
+    Ok(Algorithm {
+        reward_model: Some(spec),
+        settings: reader.record,
         ..supervised(method, &AlgorithmSettings::default())
     })
 }
@@ -170,6 +197,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
             ..PolicyLoss::new(surrogate, aggregation)
         },
         preference: None,
+        reward_model: None,
         proximal,
         kl_control: kl.control,
         entropy_control,

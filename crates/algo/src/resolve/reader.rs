@@ -112,6 +112,9 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
         "filter.python" | "filter.timeout_seconds" => "filter.function is not set",
         "filter.mask_zero_variance" => "the advantage does not compare the episodes of a group",
         "preference" => "only methods that learn from preferences have such a loss",
+        key if key.starts_with("reward_model.") => {
+            "only method = \"reward_model\" trains such a reward model"
+        }
         key if key.starts_with("preference.") => "only methods that learn from preferences have such a loss",
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",

@@ -102,6 +102,8 @@ overrides! {
         critic: CriticSettings,
         /// Implicit process-reward model (`prime`).
         prm: PrmSettings,
+        /// Reward model (`reward_model`).
+        reward_model: RewardModelSettings,
     }
 }
 
@@ -223,6 +225,15 @@ overrides! {
     PrmSettings {
         /// Learning rate of the process-reward model as a multiple of the policy's.
         learning_rate_scale: f64,
+    }
+}
+
+overrides! {
+    "reward_model."
+    /// `[stage.algorithm.reward_model]`.
+    RewardModelSettings {
+        /// Weight c of (r_c + r_r)², which keeps the rewards of a pair around 0; 0 for none.
+        center_rewards_coefficient: f64,
     }
 }
 

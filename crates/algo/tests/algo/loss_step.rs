@@ -40,6 +40,8 @@ pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
         returns: owned(batch.returns),
         old_value: owned(batch.old_value),
         outcome: owned(batch.outcome),
+        margin: owned(batch.margin),
+        steps: batch.steps.to_vec(),
         given: batch.given.cloned(),
         mismatch: batch.mismatch,
     }

@@ -25,6 +25,7 @@ mod pages;
 mod preferences;
 mod python;
 mod refusals;
+mod rewards;
 mod segments;
 mod settings;
 mod show;

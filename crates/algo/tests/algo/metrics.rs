@@ -176,6 +176,11 @@ fn the_mean_of_equal_steps_is_the_step() {
         reward_anchor: Some(28.0),
         logprob_chosen: Some(29.0),
         logprob_rejected: Some(30.0),
+        accuracy: Some(31.0),
+        margin: Some(32.0),
+        min_reward: Some(33.0),
+        mean_reward: Some(34.0),
+        max_reward: Some(35.0),
     };
     assert_eq!(
         LossMetrics::over_steps(&[
@@ -193,7 +198,7 @@ fn the_mean_of_equal_steps_is_the_step() {
     );
     let named = m.named();
     let values: Vec<f64> = named.iter().map(|(_, value)| *value).collect();
-    assert_eq!(values.len(), 26);
+    assert_eq!(values.len(), 31);
     for (name, value) in [
         (metric::COV_PICKED_RATIO, 11.0),
         (metric::CORRECTION_WEIGHT_MEAN, 16.0),
@@ -207,6 +212,11 @@ fn the_mean_of_equal_steps_is_the_step() {
         (metric::REWARDS_ANCHOR, 28.0),
         (metric::LOGPS_CHOSEN, 29.0),
         (metric::LOGPS_REJECTED, 30.0),
+        (metric::ACCURACY, 31.0),
+        (metric::MARGIN, 32.0),
+        (metric::MIN_REWARD, 33.0),
+        (metric::MEAN_REWARD, 34.0),
+        (metric::MAX_REWARD, 35.0),
         (metric::VALUE_LOSS, 20.0),
         (metric::VALUE_CLIP_RATIO, 21.0),
         (metric::VALUE_EXPLAINED_VARIANCE, 22.0),

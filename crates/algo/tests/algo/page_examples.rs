@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, iter::repeat_n, ops::Range};
 
 use rloom_algo::{
     Algorithm, AlgorithmSettings, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch, LossGrad, Method,
-    PreferenceLoss, RunningMoments, StepReward, TokenScores, advantages, preference_step, step_loss,
-    value_loss,
+    PreferenceLoss, RewardLoss, RewardModelSpec, RunningMoments, StepLabel, StepReward, TokenScores,
+    advantages, preference_step, reward_loss, step_loss, value_loss,
 };
 use rloom_core::Role;
 use serde::Deserialize;
@@ -50,6 +50,8 @@ struct Episode {
     /// The critic's now.
     value: Vec<f64>,
     last_value: Option<f64>,
+    /// Of a pair, on its chosen completion.
+    margin: Option<f64>,
     prm: Vec<f64>,
     prm_reference: Vec<f64>,
     // Results.
@@ -57,6 +59,7 @@ struct Episode {
     returns: Vec<f64>,
     d_logprob: Vec<f64>,
     d_value: Vec<f64>,
+    d_last_value: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -221,11 +224,60 @@ fn run_losses(
     (grads.remove(0), counts, critic)
 }
 
+/// The optimiser step of a reward model.
+fn run_rewards(name: &str, spec: RewardModelSpec, example: &Example) -> (LossGrad, GlobalCounts) {
+    let episodes: Vec<&Episode> = example.group.iter().flat_map(|g| &g.episode).collect();
+    let mut end = 0;
+    let rows: Vec<Range<usize>> = episodes
+        .iter()
+        .map(|e| {
+            end += e.value.len();
+            end - e.value.len()..end
+        })
+        .collect();
+    let of_all = |get: fn(&Episode) -> Option<f64>| -> Vec<f32> {
+        episodes.iter().map(|e| get(e).unwrap_or_default() as f32).collect()
+    };
+    let (outcome, margin) = (of_all(|e| e.reward), of_all(|e| e.margin));
+    let label = |t: &Turn| StepLabel { end: t.end, is_right: t.reward > 0.5 };
+    let steps: Vec<Vec<StepLabel>> = episodes.iter().map(|e| e.steps.iter().map(label).collect()).collect();
+    let batch = LossBatch {
+        rows: &rows,
+        outcome: Some(&outcome),
+        margin: Some(&margin),
+        steps: &steps,
+        ..LossBatch::default()
+    };
+    let counts = GlobalCounts::of_lengths(episodes.iter().map(|e| e.value.len()), 0);
+    let scores = TokenScores {
+        value: flat_f32(example, |e| &e.value),
+        last_value: of_all(|e| e.last_value),
+        ..TokenScores::default()
+    };
+    let loss = match spec {
+        RewardModelSpec::Sequence { center } => RewardLoss::Pairs { center },
+        RewardModelSpec::Process => {
+            RewardLoss::Steps { steps: steps.iter().map(Vec::len).sum::<usize>() as u64 }
+        }
+    };
+    (reward_loss(&loss, &batch, &scores, &counts).expect(name), counts)
+}
+
 #[test]
 fn examples_run() {
     for &method in Method::ALL {
         let (name, example) = (method.name(), example(method));
         let algorithm = Algorithm::preset(method).unwrap();
+        if let Some(spec) = algorithm.reward_model {
+            let (grad, counts) = run_rewards(name, spec, &example);
+            let loss = grad.terms.finish(&counts).expect(name).loss as f32;
+            close(&format!("{name}: loss"), &[loss], &[example.loss]);
+            close(&format!("{name}: d_value"), &grad.d_value, &flat_f64(&example, |e| &e.d_value));
+            let d_last: Vec<f64> =
+                example.group.iter().flat_map(|g| &g.episode).map(|e| e.d_last_value.unwrap()).collect();
+            close(&format!("{name}: d_last_value"), &grad.d_last_value, &d_last);
+            continue;
+        }
         let (mut advantage, mut returns) = (Vec::new(), Vec::new());
         if algorithm.advantage.is_some() {
             (advantage, returns) = run_advantages(name, &algorithm, &example);
@@ -273,21 +325,25 @@ struct Expect {
     d_logprob: Vec<Vec<f64>>,
     value_loss: Option<f64>,
     d_value: Option<Vec<Vec<f64>>>,
+    d_last_value: Option<Vec<f64>>,
     picked: Option<Vec<usize>>,
 }
 
 impl Golden {
     /// Converts to the form of a page; `limit` is the page's limit, if any.
     fn into_example(self, limit: Option<u64>) -> Example {
-        let Expect { advantage, returns, loss, d_logprob, value_loss, d_value, picked } = self.expect;
+        let Expect { advantage, returns, loss, d_logprob, value_loss, d_value, d_last_value, picked } =
+            self.expect;
         let mut advantage = advantage.into_iter().flatten().flatten();
         let mut returns = returns.into_iter().flatten().flatten();
         let (mut d_logprob, mut d_value) = (d_logprob.into_iter(), d_value.into_iter().flatten());
+        let mut d_last_value = d_last_value.into_iter().flatten();
         let mut with_results = |e: Episode| Episode {
             advantage: advantage.next().unwrap_or_default(),
             returns: returns.next().unwrap_or_default(),
             d_logprob: d_logprob.next().unwrap(),
             d_value: d_value.next().unwrap_or_default(),
+            d_last_value: d_last_value.next(),
             ..e
         };
         let baselines: Vec<Option<f64>> = match self.baseline {

@@ -5,7 +5,7 @@
 
 use std::{fmt::Write as _, fs, path::PathBuf, sync::Mutex};
 
-use rloom_algo::{Algorithm, AlgorithmSettings, DataKind, Method};
+use rloom_algo::{Algorithm, AlgorithmSettings, DataKind, Method, RewardModelSpec};
 
 use crate::every_key::flat;
 
@@ -98,9 +98,16 @@ fn index_row(method: Method) -> String {
         settings.advantage.and_then(|a| a.kind).map_or("none".to_owned(), |a| format!("`{}`", a.name()));
     let of_preference = settings.preference.and_then(|p| p.kind).map(rloom_algo::PreferenceKind::name);
     let loss = settings.loss.and_then(|l| l.kind).map(rloom_algo::LossKind::name).or(of_preference);
-    let loss = loss.map_or("likelihood".to_owned(), |name| format!("`{name}`"));
-    let over = match (settings.loss_aggregation, algorithm.preference.map(|loss| loss.data())) {
+    let otherwise = match algorithm.reward_model {
+        Some(RewardModelSpec::Sequence { .. }) => "preference likelihood",
+        Some(RewardModelSpec::Process) => "cross-entropy",
+        None => "likelihood",
+    };
+    let loss = loss.map_or(otherwise.to_owned(), |name| format!("`{name}`"));
+    let data = algorithm.method.data().filter(|_| settings.loss_aggregation.is_none());
+    let over = match (settings.loss_aggregation, data) {
         (Some(aggregation), _) => format!("`{}`", aggregation.name()),
+        (None, Some(DataKind::Steps)) => "steps".to_owned(),
         (None, Some(DataKind::Pairs)) => "pairs".to_owned(),
         (None, Some(_)) => "completions".to_owned(),
         (None, None) => "sequences".to_owned(),

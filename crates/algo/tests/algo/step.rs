@@ -88,6 +88,8 @@ impl Step {
             returns: given(&self.returns, t.clone()),
             old_value: given(&self.old_value, t),
             outcome: given(&self.outcome, sequences),
+            margin: None,
+            steps: &[],
             given: None,
             mismatch: self.mismatch,
         }

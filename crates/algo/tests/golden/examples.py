@@ -261,7 +261,48 @@ def per_token():
     }
 
 
+def reward_models():
+    """One pair with a margin, and two completions in steps; derivatives by autograd."""
+    f64 = lambda x: torch.tensor(x, dtype=torch.float64).requires_grad_()
+    pair = [
+        {"reward": 1.0, "margin": 0.25, "value": [0.1, 0.4], "last_value": 0.7},
+        {"reward": 0.0, "value": [0.1, -0.2, 0.3], "last_value": -0.1},
+    ]
+    chosen, rejected = (f64(e["last_value"]) for e in pair)
+    loss = -torch.nn.functional.logsigmoid(chosen - rejected - pair[0]["margin"])
+    loss.backward()
+    made = {"reward_model": [pair], "prm": []}
+    expect = {
+        "reward_model": {
+            "loss": six(loss.item()),
+            "d_logprob": [[], []],
+            "d_value": [[0.0] * len(e["value"]) for e in pair],
+            "d_last_value": [six(chosen.grad), six(rejected.grad)],
+        }
+    }
+    step = lambda start, end, right: {"start": start, "end": end, "reward": float(right)}
+    episodes = [
+        {"value": [0.2, 0.5, 1.2, -0.4], "last_value": -0.8, "steps": [step(0, 2, True), step(2, 4, False)]},
+        {"value": [0.0, 0.1], "last_value": -0.5, "steps": [step(0, 2, True)]},
+    ]
+    # The values after the steps: before the third token, and after the last ones.
+    values = f64([1.2, -0.8, -0.5])
+    logits = torch.stack([torch.zeros_like(values), values], 1)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 0, 1]))
+    loss.backward()
+    d = six(values.grad.tolist())
+    made["prm"] = [[e] for e in episodes]
+    expect["prm"] = {
+        "loss": six(loss.item()),
+        "d_logprob": [[], []],
+        "d_value": [[0.0, 0.0, d[0], 0.0], [0.0, 0.0]],
+        "d_last_value": d[1:],
+    }
+    whole = lambda name: {"settings": {}, "completion_limit": LIMIT, "groups": made[name], "expect": expect[name]}
+    return {name: whole(name) for name in made}
+
+
 if __name__ == "__main__":
-    examples = clipped() | policy_gradients() | per_token() | paper_preferences.examples(six)
+    examples = reward_models() | clipped() | policy_gradients() | per_token() | paper_preferences.examples(six)
     lines = [f"{json.dumps(name)}: {json.dumps(e)}" for name, e in examples.items()]
     sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")

@@ -131,7 +131,7 @@ impl EventText {
                 vec![format!("{name} {}: {done} of {total} optimiser steps, {detail}", line.step + 1)]
             }
             Event::Sample(sample) => self.sample(line.step, sample),
-            Event::Evaluation { metrics, tasks, best } => {
+            Event::Evaluation { metrics, tasks, best, .. } => {
                 let text = self.evaluation(line.step, metrics, *tasks, *best);
                 self.accuracy = metrics.get(metric::EVAL_ACCURACY).copied();
                 vec![text]

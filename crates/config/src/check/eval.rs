@@ -4,7 +4,7 @@ use rloom_env::EnvironmentSettings;
 
 use super::run::invalid_name;
 use super::{environment, eval_tables, values};
-use crate::compose::{Draft, EvalDraft};
+use crate::compose::{Draft, EvalDraft, StageDraft};
 use crate::problem::{Code, Problem};
 use crate::settings::EvalSettings;
 
@@ -44,9 +44,19 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
                 .hint(format!("raise `{}`, or lower `eval.tasks`", eval.data.name("eval_size"))),
         );
     }
-    if !draft.stages.is_empty() && draft.stages.iter().all(|s| s.keys.value.eval_every == Some(0)) {
-        let mut problem = Problem::new(Code::Unread, "nothing reads `eval`")
-            .at(keys.node.origin, "every stage sets `eval_every = 0`");
+    let is_unread = |stage: &StageDraft| {
+        stage.keys.value.eval_every == Some(0) || stage.keys.value.method.trains_reward_model()
+    };
+    if !draft.stages.is_empty() && draft.stages.iter().all(is_unread) {
+        let reward_models = draft.stages.iter().any(|s| s.keys.value.method.trains_reward_model());
+        let mut problem = Problem::new(Code::Unread, "nothing reads `eval`").at(
+            keys.node.origin,
+            if reward_models {
+                "no stage samples held-out tasks: reward models are evaluated on held-out rows of their data"
+            } else {
+                "every stage sets `eval_every = 0`"
+            },
+        );
         for stage in &draft.stages {
             problem = problem.at_if_set(stage.keys.key_origin("eval_every"), "");
         }

@@ -11,7 +11,9 @@ use crate::section::Section;
 /// evaluations alone.
 pub(super) fn check_rollout(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>) {
     let is_evaluated = |every: Option<u64>| every.is_none_or(|every| every > 0);
-    let mut evaluated = draft.stages.iter().filter(|stage| is_evaluated(stage.keys.value.eval_every));
+    let mut evaluated = draft.stages.iter().filter(|stage| {
+        is_evaluated(stage.keys.value.eval_every) && !stage.keys.value.method.trains_reward_model()
+    });
     let Some(sampling) = draft.stages.iter().rev().find_map(|stage| Some((stage, stage.rollout.as_ref()?)))
     else {
         return;

@@ -8,6 +8,7 @@ mod eval_tables;
 mod lora;
 mod model;
 mod policies;
+mod reward_model;
 mod run;
 mod schedule;
 mod shared;
@@ -26,6 +27,7 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     shared::check(draft, problems);
     if let Some(stages) = &stages {
         lora::check(draft, stages, problems);
+        reward_model::check(draft, stages, problems);
     }
     let model = model::check(draft, problems);
     let cluster = draft.cluster.as_ref().and_then(|section| cluster::check(section, problems));

@@ -33,7 +33,8 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let start = start(draft, place, problems);
     at_least(section, "steps", keys.steps, 1, problems);
     at_least(section, "groups_per_batch", keys.groups_per_batch, 1, problems);
-    if let (None, Some(origin)) = (&draft.eval, section.key_origin("eval_every")) {
+    let is_reward_model = keys.method.trains_reward_model();
+    if let (None, false, Some(origin)) = (&draft.eval, is_reward_model, section.key_origin("eval_every")) {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("eval_every")))
                 .at(origin, "there is no `[eval]`"),
@@ -60,7 +61,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         steps: keys.steps,
         groups_per_batch: keys.groups_per_batch,
         order: keys.order,
-        eval_every: keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0),
+        eval_every: eval_every(draft, stage, problems),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm_settings: algorithm.settings_for_any_sampler(max_staleness(stage)),
         algorithm,
@@ -70,6 +71,28 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         environment: stage.environment.value.clone(),
         rollout,
     })
+}
+
+/// Steps between evaluations. A reward model is evaluated on held-out rows of its data.
+fn eval_every(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) -> u64 {
+    let (section, keys) = (&stage.keys, &stage.keys.value);
+    let every = keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0);
+    if !keys.method.trains_reward_model() || stage.data.value.has_held_out() {
+        return every;
+    }
+    if keys.eval_every.is_some_and(|every| every > 0) {
+        problems.push(
+            Problem::new(Code::Conflict, "there are no held-out rows to evaluate the reward model on")
+                .at(section.origin_or_table("eval_every"), "")
+                .at(stage.data.origin_or_table("path"), "has no held-out split")
+                .hint(format!(
+                    "set `{}` to another file, or `{}` to hold out rows of this one",
+                    stage.data.sibling_name("path", "eval_path"),
+                    stage.data.sibling_name("path", "eval_rows")
+                )),
+        );
+    }
+    0
 }
 
 /// The penalty on overlong completions is reported as the component `overlong`.

@@ -84,6 +84,8 @@ pub fn tables() -> Vec<TableDoc> {
 ///
 /// The recipe is valid for every method, which a test checks.
 pub fn keys(method: Method, engine: EngineKind) -> Result<Vec<KeyDoc>, ConfigErrors> {
+    // Reward models have no rollout engine and are trained by the embedded one.
+    let engine = if method.trains_reward_model() { EngineKind::Embedded } else { engine };
     let config = Config::from_text("recipe.toml", &recipe(method), engine.overrides())?;
     let used = key_paths(&config);
     let documented = tables().into_iter().flat_map(|table| table.keys);
@@ -113,8 +115,14 @@ fn recipe(method: Method) -> String {
     } else {
         "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nmax_failures = 4\n"
     };
+    // Reward models are evaluated on rows of their data.
+    let evaluation = if method.trains_reward_model() {
+        String::new()
+    } else {
+        format!("[reward]\ncomponents = [{reward}]\n[eval]\n")
+    };
     format!(
-        "{schedule}[model]\npath = \"folder\"\n[data]\n{tasks}\n[reward]\ncomponents = [{reward}]\n[eval]\n\
+        "{schedule}[model]\npath = \"folder\"\n[data]\n{tasks}\n{evaluation}\
          [[stage]]\nname = \"train\"\nmethod = \"{method}\"\nsteps = 1\ngroups_per_batch = 32\n"
     )
 }

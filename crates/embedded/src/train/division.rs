@@ -68,6 +68,15 @@ impl<'a> Division<'a> {
         Cow::Owned(kept.flat_map(|(rows, _)| &list[rows.clone()]).copied().collect())
     }
 
+    /// The part of a list over the batch's sequences that belongs to trained ones; an empty list stays empty.
+    pub(crate) fn of_trained_sequences<'l>(&self, list: &'l [f32]) -> Cow<'l, [f32]> {
+        if list.is_empty() || !self.inert.contains(&true) {
+            return Cow::Borrowed(list);
+        }
+        let kept = list.iter().zip(&self.inert).filter(|(_, inert)| !**inert);
+        Cow::Owned(kept.map(|(d, _)| *d).collect())
+    }
+
     /// Scores of the whole batch from those of its parts.
     pub(crate) fn merged(&self, trained: TokenScores, scored: TokenScores) -> TokenScores {
         if self.scored.is_none() {
@@ -107,5 +116,6 @@ fn take(from: &mut &[f32], n: usize, to: &mut Vec<f32>) {
 fn is_zero(batch: &PackedBatch, sequence: usize, grad: &LossGrad) -> bool {
     let rows = &batch.sequences[sequence];
     let own = |d: &[f32]| d.get(rows.clone()).unwrap_or_default().iter().all(|&x| x == 0.0);
-    own(&grad.d_logprob) && own(&grad.d_entropy) && own(&grad.d_value)
+    let is_last_zero = grad.d_last_value.get(sequence).is_none_or(|&d| d == 0.0);
+    is_last_zero && own(&grad.d_logprob) && own(&grad.d_entropy) && own(&grad.d_value)
 }

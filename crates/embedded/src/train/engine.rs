@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rloom_algo::{LossGrad, LossStep, Scope, TokenScores};
+use rloom_algo::{LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
@@ -21,7 +21,7 @@ use super::division::Division;
 use super::loss::StepLoss;
 use crate::publish::{digest, publish_with_digest};
 
-/// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, or a critic.
+/// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, a critic, or a reward model.
 ///
 /// The policy is one shared allocation: publishing in memory hands out another handle on it, and the optimizer writes in
 /// place while there is no other handle. Otherwise it writes to a copy, so published weights never change.
@@ -89,6 +89,29 @@ impl EmbeddedTrainEngine {
         Self::new(ctx, Arc::new(policy.to_critic()), None, optimizer, GenerationConfig::default())
     }
 
+    /// An engine for a reward model, initialised with the backbone of `policy` and a value head of zeros. `pad` is the padding token
+    /// of its tokenizer, by which `transformers` finds the last token of a text.
+    pub fn reward(
+        ctx: Ctx,
+        policy: &Model,
+        spec: RewardModelSpec,
+        pad: Option<u32>,
+        optimizer: OptimizerSettings,
+    ) -> Self {
+        let mut model = match spec {
+            RewardModelSpec::Sequence { .. } => policy.to_reward(),
+            RewardModelSpec::Process => policy.to_process_reward(),
+        };
+        let config = model.config();
+        if let Some(pad) =
+            pad.filter(|pad| config.pad_token_id.is_none() && !config.eos_token_ids.contains(pad))
+        {
+            let (bos, eos) = (config.bos_token_id, config.eos_token_ids.clone());
+            model.set_special_tokens(bos, &eos, Some(pad));
+        }
+        Self::new(ctx, Arc::new(model), None, optimizer, GenerationConfig::default())
+    }
+
     /// Trains this policy of the run instead of the main one. Publications carry the id.
     #[must_use]
     pub fn with_policy_id(self, id: PolicyId) -> Self {
@@ -134,8 +157,8 @@ impl EmbeddedTrainEngine {
     /// continuing from here and continuing from the checkpoint are equivalent.
     pub fn into_policy(self) -> Arc<Model> {
         match self.policy.config().output_heads {
-            OutputHeads::Language | OutputHeads::Value => self.policy,
             OutputHeads::LanguageAndValue => Arc::new(Arc::unwrap_or_clone(self.policy).without_value_head()),
+            _ => self.policy,
         }
     }
 
@@ -245,10 +268,16 @@ impl EmbeddedTrainEngine {
         if !grad.terms.loss().is_finite() {
             return Err(TrainError::NotFinite { what: Quantity::Loss, keys: batch.keys.clone() });
         }
-        if let Some(forward) = forward {
+        if let Some((forward, batch)) = forward.zip(division.trained.as_deref()) {
             let [d_logprob, d_entropy, d_value] =
                 [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
-            let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
+            let d_last_value = by_segment(batch, &division.of_trained_sequences(&grad.d_last_value));
+            let by = ScoreGrads {
+                d_logprob: &d_logprob,
+                d_entropy: &d_entropy,
+                d_value: &d_value,
+                d_last_value: &d_last_value,
+            };
             self.policy.backward(&self.ctx, forward, &by, &mut self.gradients).map_err(batch_error)?;
         }
         division.report(&grad.terms, report);
@@ -353,6 +382,20 @@ fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError
     Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
 }
 
+/// A derivative by each sequence's last value as one by that of each segment; empty if there is none.
+fn by_segment(batch: &PackedBatch, d_last_value: &[f32]) -> Vec<f32> {
+    if d_last_value.is_empty() {
+        return Vec::new();
+    }
+    let mut of_segments = vec![0.0; batch.seq_starts.len().saturating_sub(1)];
+    for (&segment, &d) in batch.segments.iter().zip(d_last_value) {
+        if let Some(of_segment) = of_segments.get_mut(segment) {
+            *of_segment += d;
+        }
+    }
+    of_segments
+}
+
 fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
     if list.iter().all(|x| x.is_finite()) {
         Ok(())
@@ -416,7 +459,7 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn publish(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
-        if !self.policy.config().output_heads.language() {
+        if self.policy.config().output_heads == OutputHeads::Value {
             return Err(TrainError::CriticPublished);
         }
         let digest = self.digest()?;
@@ -471,6 +514,8 @@ impl TrainEngine for EmbeddedTrainEngine {
             OutputHeads::Language if self.policy.lora().is_some() => self.stored_adapter(directory)?,
             OutputHeads::Language => Model::load(directory).map_err(checkpoint)?,
             OutputHeads::Value => Model::load_critic(directory).map_err(checkpoint)?,
+            OutputHeads::Reward => Model::load_reward(directory).map_err(checkpoint)?,
+            OutputHeads::ProcessReward => Model::load_process_reward(directory).map_err(checkpoint)?,
             OutputHeads::LanguageAndValue => {
                 let mut policy = Model::load(directory).map_err(checkpoint)?.with_value_head();
                 policy.load_value_head(&directory.join(VALUE_HEAD)).map_err(checkpoint)?;

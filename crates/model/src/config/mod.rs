@@ -104,6 +104,11 @@ impl ModelConfig {
         read::read(source, origin, heads)
     }
 
+    /// True for the folder of a reward model that this program has trained: its texts end with an end-of-text token.
+    pub fn reads_end_token(&self) -> bool {
+        output_heads::reads_end_token(&self.source)
+    }
+
     /// True if queries and keys are normalised per head.
     pub fn qk_norm(&self) -> bool {
         self.family.architecture().qk_norm
@@ -129,7 +134,8 @@ impl ModelConfig {
         let norms = 2 * d + if self.qk_norm() { 2 * e } else { 0 };
         let layer = (queries + kv) * d + queries * d + 3 * f * d + biases + norms;
         let tables = if self.untied_head() { 2 } else { 1 };
-        let value = if self.output_heads.value() { d + 1 } else { 0 };
+        let heads = self.output_heads;
+        let value = wide(heads.labels()) * (d + u128::from(heads.value_bias()));
         tables * wide(self.vocab_size) * d + wide(self.layers) * layer + d + value
     }
 
@@ -190,9 +196,9 @@ impl ModelConfig {
                 fields.insert(name.into(), ids);
             }
         }
-        // Last, so that critics of loaded models and of newly initialised ones have the same field order.
+        // Last, so that classifiers of loaded models and of newly initialised ones have the same field order.
         if !self.output_heads.language() {
-            output_heads::set_critic(&mut fields);
+            output_heads::set_classifier(&mut fields, self);
         }
         fields
     }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::ConfigError;
+use super::{ConfigError, ModelConfig};
 use crate::Family;
 
 /// Outputs computed from the hidden states after the final norm.
@@ -18,12 +18,18 @@ pub enum OutputHeads {
     /// Value of the prefix only: a critic. Apart from the embedding table, nothing of the size of the vocabulary is
     /// stored or computed. Saved as a token classifier with one label, which `transformers` opens.
     Value,
+    /// Reward of the prefix only, saved as a sequence classifier with one label, which `transformers` opens. Its value head has no
+    /// bias.
+    Reward,
+    /// Two logits of the prefix only, wrong and right, saved as a token classifier with two labels, which `transformers` opens.
+    /// The value is their difference.
+    ProcessReward,
 }
 
 impl OutputHeads {
     /// True if tokens can be scored and sampled.
     pub fn language(self) -> bool {
-        self != Self::Value
+        matches!(self, Self::Language | Self::LanguageAndValue)
     }
 
     /// True if prefixes have a value.
@@ -31,46 +37,92 @@ impl OutputHeads {
         self != Self::Language
     }
 
+    /// Rows of the value head; 0 without one.
+    pub(crate) fn labels(self) -> usize {
+        match self {
+            Self::Language => 0,
+            Self::LanguageAndValue | Self::Value | Self::Reward => 1,
+            Self::ProcessReward => 2,
+        }
+    }
+
+    /// True if the value head has a bias.
+    pub(crate) fn value_bias(self) -> bool {
+        self.value() && self != Self::Reward
+    }
+
+    /// True for a reward model of completions or of steps.
+    pub fn rewards(self) -> bool {
+        matches!(self, Self::Reward | Self::ProcessReward)
+    }
+
     /// Class of `transformers` that opens the folder.
     pub(crate) fn architecture(self, family: Family) -> String {
-        let class = if self.language() { "ForCausalLM" } else { "ForTokenClassification" };
+        let class = match self {
+            Self::Language | Self::LanguageAndValue => "ForCausalLM",
+            Self::Reward => "ForSequenceClassification",
+            Self::Value | Self::ProcessReward => "ForTokenClassification",
+        };
         format!("{}{class}", family.architecture().class_prefix)
     }
 
     /// Reason and hint of the error for a folder of another architecture.
     pub(super) fn refusal(self) -> (&'static str, &'static str) {
-        if self.language() {
-            (
+        match self {
+            Self::Language | Self::LanguageAndValue => (
                 "it is not a causal language model",
                 "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM",
-            )
-        } else {
-            (
+            ),
+            Self::Value => (
                 "it is not a critic",
                 "supported are LlamaForTokenClassification, MistralForTokenClassification, \
                  Qwen2ForTokenClassification and Qwen3ForTokenClassification with one label",
-            )
+            ),
+            Self::Reward => (
+                "it is not a reward model",
+                "supported are LlamaForSequenceClassification, MistralForSequenceClassification, \
+                 Qwen2ForSequenceClassification and Qwen3ForSequenceClassification with one label",
+            ),
+            Self::ProcessReward => (
+                "it is not a process-reward model",
+                "supported are LlamaForTokenClassification, MistralForTokenClassification, \
+                 Qwen2ForTokenClassification and Qwen3ForTokenClassification with two labels",
+            ),
         }
     }
 }
 
-/// Checks the fields of a critic's head. Without a number of labels, `transformers` assumes two.
-pub(super) fn check_critic(fields: Fields<'_>) -> Result<(), ConfigError> {
-    const REASON: &str = "a critic has one value per token";
-    const HINT: &str = "use a token classifier with one label";
-    if let Some(labels) = fields.object("id2label")?
-        && labels.len() != 1
+/// Labels of a classifier without any in its file, as `transformers` assumes.
+const DEFAULT_LABELS: usize = 2;
+
+/// Checks the fields of the head of a classifier.
+pub(super) fn check_classifier(fields: Fields<'_>, heads: OutputHeads) -> Result<(), ConfigError> {
+    let (reason, hint) = match heads {
+        OutputHeads::Reward => ("a reward model has one value", "use a sequence classifier with one label"),
+        OutputHeads::ProcessReward => (
+            "a process-reward model has two labels",
+            "use a token classifier with two labels, wrong and right",
+        ),
+        _ => ("a critic has one value per token", "use a token classifier with one label"),
+    };
+    let refused = |field: &str, value: &Value| Err(fields.unsupported(field, value, reason, hint));
+    let (labels, names) = (heads.labels(), fields.object("id2label")?);
+    if let Some(names) = names
+        && names.len() != labels
     {
-        return Err(fields.unsupported("id2label", &Value::Object(labels.clone()), REASON, HINT));
+        return refused("id2label", &Value::Object(names.clone()));
     }
     match fields.count("num_labels")? {
-        Some(labels) if labels != 1 => {
-            return Err(fields.unsupported("num_labels", &json!(labels), REASON, HINT));
+        Some(number) if number != labels => return refused("num_labels", &json!(number)),
+        // Critics of earlier versions may lack the labels.
+        None if names.is_none() && heads == OutputHeads::Reward && labels != DEFAULT_LABELS => {
+            return refused("num_labels", &json!(DEFAULT_LABELS));
         }
         _ => {}
     }
     match fields.number("classifier_dropout")? {
-        Some(rate) if rate != 0.0 => Err(fields.unsupported(
+        // Sequence classifiers have none.
+        Some(rate) if rate != 0.0 && heads != OutputHeads::Reward => Err(fields.unsupported(
             "classifier_dropout",
             &json!(rate),
             "training does not use dropout",
@@ -80,14 +132,40 @@ pub(super) fn check_critic(fields: Fields<'_>) -> Result<(), ConfigError> {
     }
 }
 
-/// Sets the fields of a critic's head: one label, and no dropout, whose default in `transformers` is 0.1.
-pub(super) fn set_critic(fields: &mut Map<String, Value>) {
-    if fields.get("id2label").and_then(Value::as_object).is_none_or(|labels| labels.len() != 1) {
-        fields.insert("id2label".into(), json!({ "0": "value" }));
-        fields.insert("label2id".into(), json!({ "value": 0 }));
+/// Field of this program in `config.json`, which `transformers` keeps and ignores.
+const RLOOM: &str = "rloom";
+/// Part of it in a reward model's: the texts that it was trained on end with an end-of-text token.
+const END_TOKEN: &str = "end_token";
+
+/// True if the reward model was trained on texts that end with an end-of-text token, as this program trains it.
+pub(super) fn reads_end_token(fields: &Map<String, Value>) -> bool {
+    fields.get(RLOOM).and_then(|own| own.get(END_TOKEN)) == Some(&Value::Bool(true))
+}
+
+/// Sets the fields of the head of a classifier: its labels, and no dropout, whose default in `transformers` is 0.1. A sequence
+/// classifier takes the last token that is not padding, so that no end-of-text token may be one.
+pub(super) fn set_classifier(fields: &mut Map<String, Value>, config: &ModelConfig) {
+    let heads = config.output_heads;
+    let labels = heads.labels();
+    let [zero, one] = if heads == OutputHeads::ProcessReward { ["wrong", "right"] } else { ["value", ""] };
+    if fields.get("id2label").and_then(Value::as_object).is_none_or(|names| names.len() != labels) {
+        let (id2label, label2id) = if labels == 1 {
+            (json!({ "0": zero }), json!({ zero: 0 }))
+        } else {
+            (json!({ "0": zero, "1": one }), json!({ zero: 0, one: 1 }))
+        };
+        fields.insert("id2label".into(), id2label);
+        fields.insert("label2id".into(), label2id);
     }
     if fields.contains_key("num_labels") {
-        fields.insert("num_labels".into(), json!(1));
+        fields.insert("num_labels".into(), json!(labels));
     }
-    fields.insert("classifier_dropout".into(), json!(0.0));
+    if heads == OutputHeads::Reward {
+        fields.insert(RLOOM.into(), json!({ END_TOKEN: true }));
+        if config.pad_token_id.is_some_and(|pad| config.eos_token_ids.contains(&pad)) {
+            fields.insert("pad_token_id".into(), Value::Null);
+        }
+    } else {
+        fields.insert("classifier_dropout".into(), json!(0.0));
+    }
 }

@@ -26,7 +26,7 @@ pub(super) fn read(
     unsupported::check(fields)?;
     allowed::check(fields, architecture)?;
     if !expected_heads.language() {
-        output_heads::check_critic(fields)?;
+        output_heads::check_classifier(fields, expected_heads)?;
     }
 
     let head_dim = match fields.count("head_dim")?.or(architecture.default_head_dim) {

@@ -16,6 +16,7 @@ const ROWS: [u32; 8] = [1, 2, 4, 5, 8, 9, 12, 13];
 const INV_TEMPERATURE: [f32; 8] = [1.0, 0.7, 1.3, 1.0, 1.0, 0.5, 1.0, 2.0];
 const D_LOGPROB: [f32; 8] = [1.0, -0.5, 0.3, 0.8, -1.2, 0.4, 0.0, 0.6];
 const D_ENTROPY: [f32; 8] = [0.0, 0.3, -0.2, 0.0, 0.5, 0.1, 0.7, -0.4];
+const D_LAST_VALUE: [f32; 3] = [0.7, -0.5, 0.9];
 const D_VALUE: [f32; 8] = [0.5, 0.2, -0.9, 0.6, 0.3, -0.3, 1.1, 0.4];
 
 /// Random directions per tensor.
@@ -33,6 +34,7 @@ fn coefficients(heads: OutputHeads) -> ScoreGrads<'static> {
         d_logprob: &D_LOGPROB[..language],
         d_entropy: &D_ENTROPY[..language],
         d_value: &D_VALUE[..value],
+        d_last_value: if heads.value() { &D_LAST_VALUE } else { &[] },
     }
 }
 
@@ -41,11 +43,16 @@ fn loss(model: &Model) -> f64 {
     let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
     let scores = model.score(&Ctx::serial(), &tokens, &rows).unwrap();
     let by = coefficients(model.config().output_heads);
-    [(by.d_logprob, &scores.logprob), (by.d_entropy, &scores.entropy), (by.d_value, &scores.value)]
-        .into_iter()
-        .flat_map(|(by, scores)| by.iter().zip(scores))
-        .map(|(d, score)| f64::from(*d) * f64::from(*score))
-        .sum()
+    [
+        (by.d_logprob, &scores.logprob),
+        (by.d_entropy, &scores.entropy),
+        (by.d_value, &scores.value),
+        (by.d_last_value, &scores.last_value),
+    ]
+    .into_iter()
+    .flat_map(|(by, scores)| by.iter().zip(scores))
+    .map(|(d, score)| f64::from(*d) * f64::from(*score))
+    .sum()
 }
 
 /// A model in files. A tensor is modified by changing its file and reloading it, which is the public way.
@@ -73,6 +80,8 @@ impl Files {
         match self.heads {
             OutputHeads::Language => Model::load(folder).unwrap(),
             OutputHeads::Value => Model::load_critic(folder).unwrap(),
+            OutputHeads::Reward => Model::load_reward(folder).unwrap(),
+            OutputHeads::ProcessReward => Model::load_process_reward(folder).unwrap(),
             OutputHeads::LanguageAndValue => {
                 let mut model = Model::load(folder).unwrap().with_value_head();
                 model.load_value_head(&folder.join(VALUE_HEAD)).unwrap();
@@ -177,6 +186,14 @@ fn every_tensor_of_policies_with_a_value_head() {
 fn every_tensor_of_critics() {
     for (name, policy) in policies() {
         check(name, &with_random_value_head(policy.to_critic()));
+    }
+}
+
+#[test]
+fn every_tensor_of_reward_models() {
+    for (name, policy) in policies() {
+        check(name, &with_random_value_head(policy.to_reward()));
+        check(name, &with_random_value_head(policy.to_process_reward()));
     }
 }
 

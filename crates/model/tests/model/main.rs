@@ -12,5 +12,6 @@ mod golden;
 mod lora;
 mod optimizer;
 mod reference;
+mod rewards;
 mod shared;
 mod value;

@@ -45,7 +45,7 @@ impl Golden {
         Self(std::fs::read(Self::path(name)).unwrap())
     }
 
-    fn path(name: &str) -> PathBuf {
+    pub(crate) fn path(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
     }
 
@@ -127,7 +127,7 @@ pub(crate) fn differing(a: &Gradients, b: &Gradients) -> Option<String> {
 
 /// Coefficients of a policy without a value head.
 pub(crate) fn by<'a>(d_logprob: &'a [f32], d_entropy: &'a [f32]) -> ScoreGrads<'a> {
-    ScoreGrads { d_logprob, d_entropy, d_value: &[] }
+    ScoreGrads { d_logprob, d_entropy, ..ScoreGrads::default() }
 }
 
 /// ‖a − b‖ / ‖b‖.

@@ -32,7 +32,12 @@ impl Coefficients {
     }
 
     fn by(&self) -> ScoreGrads<'_> {
-        ScoreGrads { d_logprob: &self.logprob, d_entropy: &self.entropy, d_value: &self.value }
+        ScoreGrads {
+            d_logprob: &self.logprob,
+            d_entropy: &self.entropy,
+            d_value: &self.value,
+            ..ScoreGrads::default()
+        }
     }
 }
 
@@ -148,7 +153,8 @@ fn a_new_value_head_does_not_change_the_policy() {
                 model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
             let scores = forward.scores().clone();
             let mut gradients = Gradients::zeros(model);
-            let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value };
+            let by =
+                ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value, ..ScoreGrads::default() };
             model.backward(&ctx, forward, &by, &mut gradients).unwrap();
             (scores, gradients)
         };
@@ -227,7 +233,12 @@ fn missing_heads_are_errors() {
 
     let backward = |model: &Model, sizes: [usize; 3]| {
         let [d_logprob, d_entropy, d_value] = sizes.map(|n| vec![0.1; n]);
-        let by = ScoreGrads { d_logprob: &d_logprob, d_entropy: &d_entropy, d_value: &d_value };
+        let by = ScoreGrads {
+            d_logprob: &d_logprob,
+            d_entropy: &d_entropy,
+            d_value: &d_value,
+            ..ScoreGrads::default()
+        };
         let forward =
             model.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
         model.backward(&ctx, forward, &by, &mut Gradients::zeros(model))

@@ -4,6 +4,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rloom_core::Task;
+
 use super::error::ModelError;
 
 /// A question to a judge.
@@ -47,10 +49,24 @@ pub trait JudgeModel: Debug + Send + Sync {
     fn close(&self) {}
 }
 
+/// A reward model that this process computes. Equal completions have equal rewards.
+pub trait RewardScorer: Debug + Send + Sync {
+    /// The rewards of completions of a task, in order.
+    fn score(&self, task: &Task, completions: &[&str]) -> Result<Vec<f64>, ModelError>;
+}
+
 /// Opens the models of judges that this process computes, and finds what computes those of others.
 pub trait JudgeModels {
     /// Opens a model folder or a hub model. `timeout` limits a question.
     fn open(&self, model: &str, timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError>;
+
+    /// Opens the folder of a reward model, which computes at most `batch_tokens` tokens at a time, or one completion.
+    fn reward_model(&self, folder: &str, _batch_tokens: u64) -> Result<Arc<dyn RewardScorer>, ModelError> {
+        Err(ModelError::Embedded {
+            model: folder.to_owned(),
+            reason: "this program computes no reward models here".to_owned(),
+        })
+    }
 
     /// The interpreter of an installed environment of PyTorch, for reward models.
     fn python(&self) -> Option<String> {

@@ -11,8 +11,9 @@ use rloom_engine::{GenerateRequest, RolloutEngine, RolloutSettings, SamplingSett
 use rloom_env::render_prompt;
 use rloom_hub::Hub;
 use rloom_model::Dtype;
-use rloom_reward::judge::{Answer, JudgeModel, JudgeModels, ModelError, Question};
+use rloom_reward::judge::{Answer, JudgeModel, JudgeModels, ModelError, Question, RewardScorer};
 
+use super::reward_models::EmbeddedRewardModel;
 use crate::{Policy, RunError, runtime};
 
 /// Opens judges for the in-process engine.
@@ -21,6 +22,7 @@ pub struct EmbeddedJudges {
     hub: Arc<Hub>,
     threads: usize,
     open: Mutex<BTreeMap<String, Arc<Weights>>>,
+    reward_models: Mutex<BTreeMap<String, Arc<EmbeddedRewardModel>>>,
 }
 
 /// The engine of a judge.
@@ -42,7 +44,7 @@ struct EmbeddedJudge {
 impl EmbeddedJudges {
     /// Judges that compute on `threads` threads.
     pub fn new(hub: Arc<Hub>, threads: usize) -> Self {
-        Self { hub, threads, open: Mutex::default() }
+        Self { hub, threads, open: Mutex::default(), reward_models: Mutex::default() }
     }
 
     fn weights(&self, name: &str) -> Result<Arc<Weights>, RunError> {
@@ -60,6 +62,17 @@ impl JudgeModels for EmbeddedJudges {
     fn open(&self, model: &str, timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError> {
         let weights = self.weights(model).map_err(|error| failed(model, &error))?;
         Ok(Arc::new(EmbeddedJudge { weights, timeout }))
+    }
+
+    fn reward_model(&self, folder: &str, batch_tokens: u64) -> Result<Arc<dyn RewardScorer>, ModelError> {
+        let mut open = self.reward_models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = open.get(folder) {
+            return Ok(Arc::<EmbeddedRewardModel>::clone(model));
+        }
+        let model = EmbeddedRewardModel::open(folder, batch_tokens, self.threads);
+        let model = Arc::new(model.map_err(|error| failed(folder, &error))?);
+        open.insert(folder.to_owned(), Arc::<EmbeddedRewardModel>::clone(&model));
+        Ok(model)
     }
 
     fn python(&self) -> Option<String> {
@@ -128,6 +141,6 @@ impl JudgeModel for EmbeddedJudge {
     }
 }
 
-fn failed(model: &str, error: &dyn std::error::Error) -> ModelError {
+pub(super) fn failed(model: &str, error: &dyn std::error::Error) -> ModelError {
     ModelError::Embedded { model: model.to_owned(), reason: error.to_string() }
 }

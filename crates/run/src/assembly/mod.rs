@@ -7,6 +7,7 @@ mod further;
 mod judges;
 mod placement;
 mod ranks;
+mod reward_models;
 mod rollout;
 mod running_servers;
 mod servers;
@@ -181,8 +182,8 @@ pub(crate) fn is_exact(stage: &Stage, rollout: &RolloutCapabilities, trainer: &T
 /// Drops a value head: a stage starts from the same weights as from the checkpoint of the stage before.
 fn without_value_head(model: Arc<Model>) -> Arc<Model> {
     match model.config().output_heads {
-        OutputHeads::Language | OutputHeads::Value => model,
         OutputHeads::LanguageAndValue => Arc::new(Arc::unwrap_or_clone(model).without_value_head()),
+        _ => model,
     }
 }
 
@@ -248,6 +249,12 @@ impl EngineFactory for EmbeddedEngines {
             )
             .with_activation_checkpointing(checkpointing)
         };
+        if let Some(spec) = stage.algorithm.reward_model {
+            let pad = self.policy.tokenizer.pad_id();
+            let engine = EmbeddedTrainEngine::reward(ctx.clone(), &start, spec, pad, optimizer())
+                .with_activation_checkpointing(checkpointing);
+            return Ok(Models::of_policy(engine));
+        }
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let critic = (backbone == Some(Backbone::Own)).then(|| {
             EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, REUSE, SEGMENTS};
+use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, REUSE, REWARD_MODEL, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -225,7 +225,8 @@ impl TrainedSteps {
             let keys: BTreeSet<_> = trained.iter().map(|t| t.trajectory.key).collect();
             assert_eq!(keys.len(), trained.len(), "a segment is trained on twice");
             let episodes: BTreeSet<_> = keys.iter().map(|key| (key.ticket, key.sample)).collect();
-            assert_eq!(episodes.len() as u64, stage.groups_per_batch * u64::from(stage.algorithm.group_size));
+            let each = if kind.name == REWARD_MODEL { 2 } else { u64::from(stage.algorithm.group_size) };
+            assert_eq!(episodes.len() as u64, stage.groups_per_batch * each);
             assert!(kind.name == SEGMENTS || keys.len() == episodes.len());
             for ticket in own {
                 assert!(tickets.insert(ticket), "group {ticket} is trained on twice");
@@ -516,6 +517,11 @@ fn runs_of_an_adapter_end_in_the_same_bytes() {
 #[cfg(target_os = "linux")]
 fn runs_with_agents_end_in_the_same_bytes() {
     kill(10);
+}
+
+#[test]
+fn runs_that_train_a_reward_model_end_in_the_same_bytes() {
+    kill(13);
 }
 
 #[test]

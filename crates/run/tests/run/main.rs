@@ -25,6 +25,7 @@ mod recorded_rollouts;
 mod recovery;
 mod replay;
 mod reuse;
+mod reward_models;
 mod rows_of_runs;
 mod sampler;
 mod search;

@@ -10,7 +10,7 @@ use super::charts::{Chart, Constant, MISMATCH, ONLY_OFF_POLICY, charts, charts_b
 use super::completions::{Completions, Row, Source, short};
 use super::series::{Curve, Series};
 use super::timeline::{StageTimeline, Timelines};
-use crate::event::{Event, EventLine, Metrics, StageOutline};
+use crate::event::{CalibrationBin, Event, EventLine, Metrics, StageOutline};
 use crate::event_file::{EventFile, SkippedLines};
 use crate::state::{RunState, StateReader};
 
@@ -37,6 +37,8 @@ pub(super) struct Page {
     /// Charts that are folded away because their values do not change.
     pub(super) constants: Vec<Constant>,
     pub(super) curves: BTreeMap<String, Curve>,
+    /// Calibration curve of the last evaluation of each reward model.
+    pub(super) calibrations: Vec<Calibration>,
     pub(super) timeline: Vec<StageTimeline>,
     /// Mean fraction of trained tokens by age in policy versions, over the steps that report it.
     pub(super) ages: Vec<(u64, f64)>,
@@ -51,6 +53,14 @@ pub(super) struct StageBand {
     name: String,
     from: u64,
     to: u64,
+}
+
+/// Calibration curve of a stage's reward model after a step.
+#[derive(Debug, Serialize)]
+pub(super) struct Calibration {
+    stage: String,
+    step: u64,
+    bins: Vec<CalibrationBin>,
 }
 
 /// Greedy held-out accuracy of a stage.
@@ -80,6 +90,8 @@ pub(super) struct PageBuilder {
     warning_count: u64,
     /// Accuracies in the order of the stages.
     accuracies: Vec<Accuracy>,
+    /// In the order of the stages.
+    calibrations: Vec<Calibration>,
     /// Duration of each attempt in seconds.
     seconds: BTreeMap<u32, f64>,
     last_event: f64,
@@ -107,6 +119,7 @@ impl PageBuilder {
             last_warning: String::new(),
             warning_count: 0,
             accuracies: Vec::new(),
+            calibrations: Vec::new(),
             seconds: BTreeMap::new(),
             last_event: 0.0,
             state: StateReader::default(),
@@ -132,7 +145,8 @@ impl PageBuilder {
                 self.stages = bands(stages);
             }
             Event::Step { metrics } => self.add_metrics(line.global_step, metrics),
-            Event::Evaluation { metrics, .. } => {
+            Event::Evaluation { metrics, calibration, .. } => {
+                self.add_calibration(line, calibration);
                 self.add_accuracy(&line.stage, metrics);
                 self.add_metrics(line.global_step, metrics);
             }
@@ -171,6 +185,18 @@ impl PageBuilder {
             Some(place) => self.accuracies[place].last = value,
             None => self.accuracies.push(Accuracy { stage: stage.to_owned(), first: value, last: value }),
         }
+    }
+
+    fn add_calibration(&mut self, line: &EventLine, bins: &[CalibrationBin]) {
+        if bins.is_empty() {
+            return;
+        }
+        self.calibrations.retain(|calibration| calibration.stage != line.stage);
+        self.calibrations.push(Calibration {
+            stage: line.stage.clone(),
+            step: line.step,
+            bins: bins.to_vec(),
+        });
     }
 
     fn add_warning(&mut self, message: &str) {
@@ -243,6 +269,7 @@ impl PageBuilder {
             ages: self.ages.iter().map(|(&age, sum)| (age, sum / steps)).collect(),
             samples_note: samples_note(&self.train, &self.eval),
             samples: self.train.into_rows().chain(self.eval.into_rows()).collect(),
+            calibrations: self.calibrations,
             timeline: self.timelines.finish(),
             name: std::mem::take(&mut self.name),
             about: self.about,

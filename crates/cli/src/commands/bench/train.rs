@@ -48,7 +48,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         let loss = policy_loss(&algorithm.loss, &inputs, &scores, &counts).map_err(Failure::failed)?;
         timer.lap("loss");
         let by =
-            ScoreGrads { d_logprob: &loss.d_logprob, d_entropy: &loss.d_entropy, d_value: &loss.d_value };
+            ScoreGrads { d_logprob: &loss.d_logprob, d_entropy: &loss.d_entropy, ..ScoreGrads::default() };
         model.backward(ctx, forward, &by, &mut gradients).map_err(Failure::failed)?;
         timer.lap("backward");
         optimizer.step(ctx, &mut model, &gradients, LEARNING_RATE).map_err(Failure::failed)?;

@@ -51,7 +51,7 @@ fn wanted(config: &Config, stage: &Stage) -> Vec<Wanted> {
     } else {
         roles.extend(environment("", &stage.environment));
     }
-    if let Some(eval) = config.eval.as_ref().filter(|_| stage.eval_every > 0) {
+    if let Some(eval) = config.eval.as_ref().filter(|_| stage.samples_held_out()) {
         for (name, set) in eval.all_sets() {
             roles.extend(workers(&eval_prefix(name), &set.reward, &set.environment));
         }

@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 13] = [
+pub(super) const KINDS: [Kind; 14] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -161,12 +161,25 @@ pub(super) const KINDS: [Kind; 13] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: REWARD_MODEL,
+        schedule: &[
+            "stage.rl.method=reward_model",
+            "stage.rl.algorithm={}",
+            "stage.rl.data={rows='preferences'}",
+        ],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
 
 /// The kind that trains an adapter.
 pub(super) const ADAPTER: &str = "an adapter";
 /// The kind whose episodes are those of agents.
 pub(super) const AGENTS: &str = "agents";
+/// The kind that trains a reward model, on pairs.
+pub(super) const REWARD_MODEL: &str = "a reward model";
 /// The kind whose batches reuse groups of earlier batches.
 pub(super) const REUSE: &str = "reused groups";
 /// The kind whose episodes have several segments.

@@ -1,0 +1,220 @@
+//! Reward models: stages that train them resume to the same bytes, other stages are rewarded by them, and policies improve.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rloom_config::Config;
+use rloom_hub::Hub;
+use rloom_model::{Dtype, Model, PackedTokens, ScoreRows};
+use rloom_ops::Ctx;
+use rloom_run::{Policy, ResumeOptions, StopFlag, WinRate};
+use rloom_telemetry::{CalibrationBin, Event, EventLine, LoggedTrajectory, Observer, read_events};
+
+use crate::learning::config;
+
+const RECIPE: &str = include_str!("../../../../recipes/reward-model.toml");
+
+/// The stages of the recipe in a tiny form.
+const TINY: [&str; 14] = [
+    "model.new.layers=1",
+    "model.new.hidden_size=32",
+    "eval.tasks=2",
+    "run.checkpoint_every=1",
+    "run.keep_every=1",
+    "data.eval_size=8",
+    "stage.sft.steps=2",
+    "stage.sft.groups_per_batch=8",
+    "stage.sft.eval_every=0",
+    "stage.reward.steps=3",
+    "stage.reward.groups_per_batch=4",
+    "stage.reward.eval_every=2",
+    "stage.ppo.steps=1",
+    "stage.ppo.groups_per_batch=8",
+];
+
+fn tiny(directory: &Path, more: &[&str]) -> Config {
+    config(RECIPE, directory, &[&TINY[..], more].concat())
+}
+
+/// Rows of completions in labelled steps: digits are right, letters are wrong.
+fn stepwise_rows(folder: &Path) -> PathBuf {
+    let path = folder.join("steps.jsonl");
+    let row = |n: usize| {
+        let steps: Vec<String> =
+            (0..1 + n % 3).map(|s| format!("\"{}{}\"", n % 10, "+=#"[s..].chars().next().unwrap())).collect();
+        let labels: Vec<&str> = (0..1 + n % 3).map(|s| if s % 2 == 0 { "true" } else { "false" }).collect();
+        format!(
+            "{{\"prompt\": \"{n}=\", \"completions\": [{}], \"labels\": [{}]}}\n",
+            steps.join(", "),
+            labels.join(", ")
+        )
+    };
+    std::fs::write(&path, (0..24).map(row).collect::<String>()).unwrap();
+    path
+}
+
+/// Overrides by which the stage learns from labelled steps.
+fn of_steps(folder: &Path) -> Vec<String> {
+    vec![
+        "stage.reward.method=prm".to_owned(),
+        format!("stage.reward.data={{path='{}',eval_rows=6}}", stepwise_rows(folder).display()),
+        // Nothing can be rewarded by it.
+        "stage.ppo.reward.components=[{kind='numeric'}]".to_owned(),
+    ]
+}
+
+struct StopEarly(StopFlag);
+
+impl Observer for StopEarly {
+    fn observe(&mut self, line: &EventLine) {
+        let is_step = line.stage == "reward" && matches!(line.event, Event::Step { .. });
+        if is_step && !self.0.after_this_step() {
+            self.0.request();
+        }
+    }
+}
+
+fn checkpoint(config: &Config, name: &str) -> PathBuf {
+    config.run_directory().join("checkpoints").join(name)
+}
+
+fn weights(config: &Config, name: &str) -> Vec<u8> {
+    let folder = checkpoint(config, name);
+    let files = ["model.safetensors", "trainer/optimizer.safetensors"];
+    files.map(|file| std::fs::read(folder.join(file)).unwrap()).concat()
+}
+
+/// Metrics and calibration curves of the evaluations of a stage.
+fn evaluations(config: &Config, stage: &str) -> Vec<(BTreeMap<String, f64>, Vec<CalibrationBin>)> {
+    let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
+    let of_stage = |line: EventLine| match line.event {
+        Event::Evaluation { metrics, calibration, .. } if line.stage == stage => Some((metrics, calibration)),
+        _ => None,
+    };
+    lines.into_iter().filter_map(of_stage).collect()
+}
+
+#[test]
+fn stages_resume_to_the_same_bytes() {
+    let data = tempfile::tempdir().unwrap();
+    for method in ["reward_model", "prm"] {
+        let more = if method == "prm" { of_steps(data.path()) } else { Vec::new() };
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let directory = tempfile::tempdir().unwrap();
+        let whole = tiny(&directory.path().join("whole"), &more);
+        rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
+        let broken = tiny(&directory.path().join("broken"), &more);
+        let stop = StopFlag::default();
+        assert!(rloom_run::train(&broken, &mut StopEarly(stop.clone()), &stop).unwrap().interrupted);
+        let options = ResumeOptions::default();
+        rloom_run::resume(&broken.run_directory(), &broken, options, &mut (), &StopFlag::default()).unwrap();
+        for name in ["reward-step-000003", "ppo-step-000001"] {
+            assert!(weights(&whole, name) == weights(&broken, name), "{method} {name}: other weights");
+        }
+        // Before the first step, after the second and at the end.
+        let evaluated = evaluations(&whole, "reward");
+        assert_eq!(evaluated.len(), 3, "{method}");
+        let (first, _) = &evaluated[0];
+        assert!((first["eval/loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{method}: the head starts at 0");
+        for (metrics, calibration) in &evaluated {
+            assert!(metrics.contains_key("eval/accuracy") && metrics.contains_key("eval/calibration_error"));
+            let judged: u64 = calibration.iter().map(|bin| bin.count).sum();
+            let rows = if method == "prm" { 6..=18 } else { 8..=8 };
+            assert!(rows.contains(&judged), "{method}: {judged}");
+        }
+    }
+}
+
+/// A run that starts from a folder resumes in the stage of a reward model, whose checkpoints are no policies.
+#[test]
+fn a_run_from_a_folder_resumes_in_the_stage() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = tiny(&directory.path().join("first"), &["stage.ppo.steps=1"]);
+    rloom_run::train(&first, &mut (), &StopFlag::default()).unwrap();
+    let (head, rest) = RECIPE.split_once("[model.new]").unwrap();
+    let (_, rest) = rest.split_once("[data]").unwrap();
+    let folder = checkpoint(&first, "sft-step-000002");
+    let text = format!("{head}[model]\npath = '{}'\n\n[data]{rest}", folder.display());
+    let all = |run: &str| config(&text, &directory.path().join(run), &TINY[2..]);
+    let (whole, broken) = (all("whole"), all("broken"));
+    rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
+    let stop = StopFlag::default();
+    assert!(rloom_run::train(&broken, &mut StopEarly(stop.clone()), &stop).unwrap().interrupted);
+    // The run keeps what it started from.
+    std::fs::rename(&folder, directory.path().join("moved")).unwrap();
+    let options = ResumeOptions::default();
+    rloom_run::resume(&broken.run_directory(), &broken, options, &mut (), &StopFlag::default()).unwrap();
+    assert!(weights(&whole, "ppo-step-000001") == weights(&broken, "ppo-step-000001"));
+}
+
+/// Rewards are the values that the model of the stage gives to the tokens of the episodes.
+#[test]
+fn rewards_are_the_values_of_the_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = tiny(directory.path(), &["stage.reward.trainer.learning_rate=1e-2"]);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let model = Model::load_reward(&checkpoint(&config, "reward-step-000003")).unwrap();
+    let mut values = Vec::new();
+    for step in 1..=1 {
+        let path = config.run_directory().join(format!("rollouts/ppo-step-{step:06}.jsonl.zst"));
+        let path = if path.exists() { path } else { rollout_file(&config) };
+        let mut text = String::new();
+        std::io::Read::read_to_string(
+            &mut zstd::Decoder::new(std::fs::File::open(path).unwrap()).unwrap(),
+            &mut text,
+        )
+        .unwrap();
+        for line in text.lines() {
+            let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
+            let mut tokens = logged.trajectory.tokens.clone();
+            // A completion without an end is scored as if it had ended.
+            if logged.trajectory.stop != rloom_core::StopReason::StopToken {
+                tokens.push(model.config().eos_token_ids[0]);
+            }
+            let starts = [0, tokens.len()];
+            let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
+            let rows = ScoreRows { rows: &[], inv_temperature: &[] };
+            let expected = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
+            let found = logged.rewards.components[0].value().unwrap();
+            assert_eq!(found, f64::from(expected));
+            values.push(found);
+        }
+    }
+    assert_eq!(values.len(), 8);
+    assert!(values.iter().any(|value| *value != values[0]), "{values:?}");
+}
+
+/// The only rollout file of a tiny run.
+fn rollout_file(config: &Config) -> PathBuf {
+    let folder = config.run_directory().join("rollouts");
+    let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|path| path.extension().is_some_and(|e| e == "zst")).unwrap()
+}
+
+/// The recipe in a shortened form: the reward model judges held-out pairs, and PPO's answers beat those of SFT by the true reward.
+#[test]
+fn answers_improve_by_the_true_reward() {
+    let directory = tempfile::tempdir().unwrap();
+    let overrides =
+        ["stage.ppo.steps=30", "stage.sft.eval_every=0", "stage.reward.steps=40", "eval.every=30"];
+    let config = config(RECIPE, directory.path(), &overrides);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let evaluated = evaluations(&config, "reward");
+    let last = &evaluated[evaluated.len() - 1].0;
+    assert!(last["eval/accuracy"] >= 0.95 && last["eval/margin"] > 1.0, "{last:?}");
+    let eval = config.eval.as_ref().unwrap();
+    let hub = Arc::new(Hub::from_env());
+    let ctx = rloom_run::context(2).unwrap();
+    let answers = |name: &str| {
+        let policy = Policy::open(&checkpoint(&config, name), Dtype::F32).unwrap();
+        rloom_run::evaluate(&policy, eval, &hub, &ctx, 1, usize::MAX, &mut |_, _| {}).unwrap().samples
+    };
+    let rate = WinRate::of(&answers("ppo-step-000030"), &answers("sft-step-000540"));
+    assert_eq!(rate.tasks(), 512);
+    if rate.rate() < 0.65 {
+        panic!("{rate:?}");
+    }
+}

@@ -1,0 +1,203 @@
+"""Reward models of RLoom in transformers, and their optimizer steps against TRL's trainer.
+
+    RLOOM_BINARY=target/release/rloom pytest python/tests/offline
+"""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_trl_steps import BETAS, BINARY, EPS, PAIRS, RATE, STAGE, START, STEPS, relative, rloom, weights
+
+pytest.importorskip("trl")
+from datasets import Dataset  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+from trl import RewardConfig, RewardTrainer  # noqa: E402
+
+MARGINS = [0.0, 0.5, 0.25, 1.0, 0.0, 0.75]
+
+STEPWISE = [
+    {
+        "prompt": row["prompt"],
+        "completions": [row["chosen"].split("#")[0].strip(), row["rejected"]],
+        "labels": [True, False],
+    }
+    for row in PAIRS
+]
+
+JUDGED = """
+[model]
+path = "{policy}"
+[data]
+path = "rows.jsonl"
+[sampling]
+max_new_tokens = 8
+[[stage]]
+name = "rl"
+method = "grpo"
+steps = 1
+groups_per_batch = 1
+[stage.reward]
+components = [{{ kind = "reward_model", model = "{model}", backend = "embedded" }}]
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    rloom(folder, START)
+    return folder / "runs/start/checkpoints/sft-step-000030"
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def first_moments(folder: Path) -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / "trainer/optimizer.safetensors")
+    return {n.removeprefix("exp_avg."): t.double() for n, t in tensors.items() if n.startswith("exp_avg.")}
+
+
+def test_steps_agree_with_the_trainer(start: Path, tmp_path: Path) -> None:
+    rows = [{**row, "margin": margin} for row, margin in zip(PAIRS, MARGINS, strict=True)]
+    more = "[stage.algorithm]\nreward_model = { center_rewards_coefficient = 0.05 }\n"
+    text = STAGE.format(method="reward_model", model=start, rows="rows.jsonl", rows_per_batch=len(rows))
+    text = text.replace('path = "rows.jsonl"', 'path = "rows.jsonl"\nmargin_field = "margin"')
+    (tmp_path / "rows.jsonl").write_text(lines(rows))
+    rloom(tmp_path, text + more)
+    checkpoints = tmp_path / "runs/reward_model/checkpoints"
+
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = AutoModelForSequenceClassification.from_pretrained(start, num_labels=1, dtype=torch.float32)
+    torch.nn.init.zeros_(model.score.weight)
+    args = RewardConfig(
+        output_dir=str(tmp_path / "trl"),
+        per_device_train_batch_size=len(rows),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        gradient_checkpointing=False,
+        center_rewards_coefficient=0.05,
+    )
+    trainer = RewardTrainer(
+        model=model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    own_model = trainer.model.train()
+    optimizer = torch.optim.AdamW(own_model.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.0)
+    gradients, losses = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = trainer.compute_loss(own_model, dict(batch))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: p.grad.double().clone() for name, p in own_model.named_parameters()})
+        optimizer.step()
+
+    # The head starts at 0, so that only it has a gradient in the first step.
+    moments = [first_moments(checkpoints / f"preferences-step-{n:06d}") for n in (1, 2)]
+    one = {name: moment / (1 - BETAS[0]) for name, moment in moments[0].items()}
+    two = {name: (moments[1][name] - BETAS[0] * moments[0][name]) / (1 - BETAS[0]) for name in one}
+    assert one.keys() == gradients[0].keys()
+    for name, gradient in gradients[0].items():
+        if name == "score.weight":
+            assert relative(one[name], gradient) < 1e-5
+        else:
+            assert not one[name].any() and not gradient.any(), name
+    by_gradient = {name: relative(two[name], gradient) for name, gradient in gradients[1].items()}
+    before = {**weights(start), "score.weight": torch.zeros_like(model.score.weight).double()}
+    after = weights(checkpoints / "preferences-step-000005")
+    own = {name: p.detach().double() for name, p in own_model.named_parameters()}
+    assert own.keys() == after.keys()
+    update = sum(((own[n] - before[n]) ** 2).sum() for n in own).sqrt()
+    apart = (sum(((own[n] - after[n]) ** 2).sum() for n in own).sqrt() / update).item()
+    worst = max(by_gradient.values())
+    print(f"reward_model: gradients {worst:.2e}, weights {apart:.2e} of the update, losses {losses}")
+    assert worst < 1e-5, by_gradient
+    assert apart < 1e-3
+
+
+def judged(folder: Path, start: Path, model: Path, completions: list[str]) -> list[float]:
+    """Rewards of RLoom's engine."""
+    (folder / "judged.toml").write_text(JUDGED.format(policy=start, model=model))
+    (folder / "rows.jsonl").write_text(lines([{"prompt": row["prompt"], "answer": "1"} for row in PAIRS]))
+    command = [BINARY, "reward", "test", "judged.toml", "--rows", "0", "--completions", "completions.jsonl"]
+    rewards = []
+    for task, text in enumerate(completions):
+        (folder / "completions.jsonl").write_text(lines([{"task": task, "completion": text}]))
+        run = subprocess.run([*command, "--json"], cwd=folder, capture_output=True, text=True, timeout=300)
+        assert run.stdout, run.stderr
+        [component] = json.loads(run.stdout)["completions"]["components"]
+        rewards.append(component["mean"])
+    return rewards
+
+
+def test_transformers_gives_the_same_rewards(start: Path, tmp_path: Path) -> None:
+    rated = STAGE.replace("learning_rate = 1e-3", "learning_rate = 1e-2")
+    (tmp_path / "rows.jsonl").write_text(lines(PAIRS))
+    rloom(tmp_path, rated.format(method="reward_model", model=start, rows="rows.jsonl", rows_per_batch=6))
+    folder = tmp_path / "runs/reward_model/checkpoints/preferences-step-000005"
+    completions = [row["chosen"] for row in PAIRS]
+    ours = judged(tmp_path, start, folder, completions)
+    kind = AutoModelForSequenceClassification
+    model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
+    assert model.config.num_labels == 1
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [row["prompt"] + text + tokenizer.eos_token for row, text in zip(PAIRS, completions, strict=True)]
+    # One batch, with padding.
+    inputs = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        theirs = model.eval()(**inputs).logits[:, 0].tolist()
+    assert max(theirs) - min(theirs) > 1e-3
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4, (ours, theirs)
+
+
+def test_transformers_opens_a_process_reward_model(start: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(lines(STEPWISE))
+    text = STAGE.format(method="prm", model=start, rows="rows.jsonl", rows_per_batch=len(STEPWISE))
+    rloom(tmp_path, text.replace('path = "rows.jsonl"', 'path = "rows.jsonl"\nstep_separator = " "'))
+    folder = tmp_path / "runs/prm/checkpoints/preferences-step-000005"
+    model, loading = AutoModelForTokenClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
+    assert model.config.id2label == {0: "wrong", 1: "right"}
+
+    # Five steps of the token classifier that transformers makes of the same start.
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    own = AutoModelForTokenClassification.from_pretrained(start, num_labels=2, dtype=torch.float32).train()
+    own.dropout.p = 0.0
+    torch.nn.init.zeros_(own.score.weight)
+    torch.nn.init.zeros_(own.score.bias)
+    optimizer = torch.optim.AdamW(own.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.0)
+    steps = sum(len(row["labels"]) for row in STEPWISE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for row in STEPWISE:
+            parts = [row["prompt"], *(text + " " for text in row["completions"])]
+            tokens = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+            ends = torch.tensor([len(part) for part in tokens]).cumsum(0)[1:] - 1
+            logits = own(torch.tensor([sum(tokens, [])])).logits[0, ends]
+            labels = torch.tensor([int(label) for label in row["labels"]])
+            loss = loss + torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / steps
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    after = weights(folder)
+    theirs = {name: p.detach().double() for name, p in own.named_parameters()}
+    assert theirs.keys() == after.keys()
+    zero = {name: torch.zeros_like(t) for name, t in theirs.items() if name.startswith("score.")}
+    before = {**weights(start), **zero}
+    update = sum(((theirs[n] - before[n]) ** 2).sum() for n in theirs).sqrt()
+    apart = (sum(((theirs[n] - after[n]) ** 2).sum() for n in theirs).sqrt() / update).item()
+    print(f"prm: weights {apart:.2e} of the update, losses {losses}")
+    assert apart < 1e-3
