@@ -32,6 +32,8 @@ impl Method {
     pub fn data(self) -> Option<DataKind> {
         match self.settings() {
             None => Some(DataKind::Demonstrations),
+            // Groups are sampled.
+            Some(preset) if preset.group_size.is_some() => None,
             Some(preset) => preset.preference?.kind.map(|kind| kind.defaults().data()),
         }
     }

@@ -12,7 +12,7 @@ use rloom_engine::{
     OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_groups, pack_unshared,
 };
 
-use crate::preference::labels;
+use crate::preference::{labels, pairs};
 use crate::report::StepMeasurements;
 use crate::rows::{
     Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
@@ -94,6 +94,9 @@ impl BatchTrainer {
         position: &BatchPosition<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BatchReport, TrainError> {
+        let filters = &self.algorithm.filters;
+        let sampled = if self.algorithm.samples_pairs() { Some(pairs(filters, groups)?) } else { None };
+        let groups = sampled.as_deref().unwrap_or(groups);
         let mut report = BatchReport { state: position.state.clone(), ..BatchReport::default() };
         let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
         let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;

@@ -3,6 +3,7 @@
 mod advantage;
 mod compatible;
 mod extras;
+mod pairs;
 mod reader;
 mod sampler;
 
@@ -45,7 +46,8 @@ impl Algorithm {
         let is_off_policy = sampler.into().is_off_policy();
         let algorithm = match method.settings() {
             None => supervised(method, settings),
-            Some(preset) if preset.preference.is_some() => preference(method, &preset, settings)?,
+            Some(preset) if method.is_supervised() => preference(method, &preset, settings)?,
+            Some(preset) if preset.preference.is_some() => pairs::sampled(method, settings.over(preset))?,
             Some(preset) => {
                 build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }
@@ -173,7 +175,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
         proximal,
         kl_control: kl.control,
         entropy_control,
-        filters: extras::filters(r, &estimator)?,
+        filters: extras::filters(r, Some(&estimator))?,
         overlong: extras::overlong(r)?,
         critic,
         prm,

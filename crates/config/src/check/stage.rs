@@ -48,6 +48,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
         environment::check_recombination(stage, algorithm, problems);
+        environment::check_pairs(stage, algorithm, problems);
         environment::check_joint_critic(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
         check_critic(stage, algorithm, problems);

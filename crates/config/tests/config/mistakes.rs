@@ -327,6 +327,11 @@ fn credit_of_several_agents() {
             Code::Conflict,
             "judges whole groups or single agents",
         ),
+        (
+            stage(&debate(1, 2), "group_size = 2").replace("\"grpo\"", "\"online_dpo\""),
+            Code::Conflict,
+            "compares whole completions",
+        ),
         (stage("", "advantage = \"joint_gae\""), Code::Conflict, "what several agents know together"),
         (
             stage(&debate(2, 2), "advantage = \"joint_gae\"\ncritic.backbone = \"shared\""),
