@@ -17,6 +17,7 @@ use crate::report::StepMeasurements;
 use crate::rows::{
     Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
 };
+use crate::reference::ReferenceUse;
 use crate::{BatchReport, BatchScores, FurtherPolicy, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.
@@ -40,6 +41,8 @@ pub struct BatchTrainer {
     pub seed: u64,
     /// Index of the stage, part of the key of the algorithm's random draws.
     pub stage: u32,
+    /// Use of the reference.
+    pub reference: ReferenceUse,
     /// Derives outcomes from rewards.
     pub outcome: OutcomeRule,
     /// Weight of the environment's step rewards in the reward.
@@ -182,6 +185,7 @@ impl BatchTrainer {
                 progress(report.optimizer_steps, optimizer_steps);
             }
         }
+        self.reference.after_batch(&mut models.policy, position.version)?;
         measured.summarize(&mut report);
         for (policy, measured) in models.further.iter().zip(&measured_further) {
             report.metrics.extend(measured.of_policy(&policy.name));

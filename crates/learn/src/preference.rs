@@ -72,8 +72,8 @@ impl BatchTrainer {
                 let mismatched = mismatched(members, self.completion_limit as usize);
                 let packed = pack_unshared(&mismatched, self.micro_batch_tokens)?;
                 let policy = sums(&packed, &engine.score(Which::Policy, &packed)?);
-                let reference = sums(&packed, &engine.score(Which::Reference, &packed)?);
-                let log_ratios: Vec<f64> = policy.iter().zip(reference).map(|(p, r)| p - r).collect();
+                let reference = self.reference_logprobs(engine, &mismatched)?;
+                let log_ratios: Vec<f64> = policy.iter().zip(&reference).map(|(p, r)| p - sum(r)).collect();
                 Ok(Preference::mismatched_anchor(&log_ratios))
             }
         }
