@@ -22,6 +22,7 @@ mod python_methods;
 mod recipe;
 mod recorded_rollouts;
 mod recovery;
+mod references;
 mod replay;
 mod reuse;
 mod rows_of_runs;
