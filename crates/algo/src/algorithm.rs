@@ -73,6 +73,11 @@ impl Algorithm {
         !self.method.is_supervised()
     }
 
+    /// True if the best and the worst sample of each group are trained on as a preference pair.
+    pub fn samples_pairs(&self) -> bool {
+        self.preference.is_some() && self.needs_rollouts()
+    }
+
     /// Part of an optimiser step that the loss must see at once.
     pub fn scope(&self) -> Scope {
         match (self.preference, self.reward_model) {

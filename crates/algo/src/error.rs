@@ -317,6 +317,21 @@ pub enum AlgoError {
          must be 2 or more"
     )]
     OneCompletion,
+    /// A group whose rewards are tied, for a method that trains on pairs.
+    #[error("group {ticket} has no best and worst episode: its rewards are equal")]
+    NoPair {
+        /// The group's ticket.
+        ticket: u64,
+    },
+    /// An episode of several segments in a pair.
+    #[error("an episode of group {ticket} has {segments} segments, and a preference pair is of whole completions")]
+    #[diagnostic(help("use an environment without `history` and with a single agent"))]
+    DividedPair {
+        /// The group's ticket.
+        ticket: u64,
+        /// Number of segments.
+        segments: usize,
+    },
     /// A correction of single tokens for a surrogate that has none.
     #[error("the surrogate is one term per sequence, and its correction weighs or rejects single tokens")]
     #[diagnostic(help(

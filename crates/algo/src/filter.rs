@@ -1,10 +1,10 @@
 //! Groups and episodes that are not trained on.
 
-use rloom_core::Role;
+use rloom_core::{Episode, Role};
 
 use crate::advantage::{kept, no_spread};
 use crate::settings::choices::choices;
-use crate::{AlgorithmFunction, GroupRewards, Keep};
+use crate::{AlgorithmFunction, GroupRewards, Keep, best_and_worst};
 
 /// Filters of groups and masks of episodes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -13,6 +13,8 @@ pub struct Filters {
     pub dynamic_sampling: bool,
     /// Replaces groups of which no episode is kept (`raft_pp`).
     pub keep: Option<Keep>,
+    /// Replaces groups without a best and a worst episode (`online_dpo`).
+    pub pairs: bool,
     /// Replaces groups that this Python function does not keep.
     pub function: Option<AlgorithmFunction>,
     /// Batches' worth of groups that may be drawn for one batch; 0 if no filter replaces groups.
@@ -42,6 +44,8 @@ choices! {
         LowSpread = "low_spread",
         /// None of its episodes is kept.
         NoneKept = "none_kept",
+        /// No two of its rewards differ.
+        TiedRewards = "tied_rewards",
         /// A Python function does not keep it.
         Function = "function",
     }
@@ -64,7 +68,7 @@ choices! {
 impl Filters {
     /// True if a group can be replaced by another before training.
     pub fn replaces_groups(&self) -> bool {
-        self.dynamic_sampling || self.keep.is_some() || self.function.is_some()
+        self.dynamic_sampling || self.keep.is_some() || self.pairs || self.function.is_some()
     }
 
     /// True if an episode can be left out of training.
@@ -75,12 +79,22 @@ impl Filters {
             || self.max_tokens.is_some()
     }
 
+    /// The reward by which an episode is kept or paired. One without tokens of the policy is no part of a pair.
+    pub fn compared_reward(&self, episode: &Episode) -> Option<f64> {
+        episode.rewards.total().filter(|_| !self.pairs || episode.policy_tokens() > 0)
+    }
+
     /// The reason to replace a group; `None` if it is to be trained on, as far as no Python function decides.
     ///
     /// Dynamic sampling compares the `outcomes` of the training episodes, which precede any shaping, up to the
     /// resolution of `f32`; a length penalty would create differences unrelated to the task. The episodes to keep
-    /// follow from their `rewards`, as in the advantage. Both are `None` for episodes to which they do not apply.
+    /// follow from their `rewards`, as in the advantage, and so does the pair of a group. Both are `None` for episodes to which
+    /// they do not apply.
     pub fn verdict(&self, outcomes: &[Option<f64>], rewards: &[Option<f64>]) -> Option<FilterReason> {
+        if self.pairs && best_and_worst(rewards).is_none() {
+            let has_reward = rewards.iter().any(Option::is_some);
+            return Some(if has_reward { FilterReason::TiedRewards } else { FilterReason::NoOutcome });
+        }
         if !self.dynamic_sampling && self.keep.is_none() {
             return None;
         }

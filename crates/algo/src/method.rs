@@ -34,6 +34,8 @@ impl Method {
             (Self::RewardModel, _) => Some(DataKind::Pairs),
             (Self::Prm, _) => Some(DataKind::Steps),
             (_, None) => Some(DataKind::Demonstrations),
+            // Groups are sampled.
+            (_, Some(preset)) if preset.group_size.is_some() => None,
             (_, Some(preset)) => preset.preference?.kind.map(|kind| kind.defaults().data()),
         }
     }

@@ -84,6 +84,12 @@ methods! {
     Aot = "aot" => preference(P::Aot),
     /// The loss that DiscoPOP discovered.
     Discopop = "discopop" => preference(P::Discopop),
+    /// DPO on pairs of the policy's own samples.
+    OnlineDpo = "online_dpo" => Some(AlgorithmSettings {
+        group_size: Some(2),
+        preference: Some(P::Dpo.into()),
+        ..AlgorithmSettings::default()
+    }),
     /// Group relative policy optimisation.
     Grpo = "grpo" => preset(A::Group, L::PpoClip, SequenceMean),
     /// GRPO without division by the standard deviation and by the length.

@@ -143,6 +143,18 @@ pub enum Refusal {
         /// The loss.
         kind: PreferenceKind,
     },
+    /// A group too small for a pair.
+    #[error("a group of {group_size} has no pair of a chosen and a rejected completion")]
+    NoPair {
+        /// Episodes per group.
+        group_size: u32,
+    },
+    /// A loss of labelled completions where samples are compared.
+    #[error("\"{}\" is a loss of single completions with labels, and samples are compared in pairs", .kind.name())]
+    NotOfPairs {
+        /// The loss.
+        kind: PreferenceKind,
+    },
     /// k3+ as the divergence of a rejection.
     #[error("k3+ differs from k3 in its gradient alone, and a rejection has none")]
     K3PlusRejects,

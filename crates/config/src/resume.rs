@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use crate::Config;
 
 /// Settings that do not influence results, by their keys within a stage.
-const WITHOUT_INFLUENCE: [&str; 40] = [
+const WITHOUT_INFLUENCE: [&str; 41] = [
     // Data that has moved: the content of the files is compared.
     "data.path",
     "data.eval_path",
@@ -33,6 +33,7 @@ const WITHOUT_INFLUENCE: [&str; 40] = [
     "trainer.python",
     "trainer.step_timeout_seconds",
     "trainer.restarts",
+    "trainer.reference.cache",
     "rollout.threads",
     "rollout.lanes",
     "rollout.kv_memory_mib",

@@ -5,7 +5,7 @@ use rloom_collect::OutcomeRule;
 use rloom_core::{Author, Episode, Group, PolicyVersion, Role, Span, StopReason};
 
 use crate::batch_tests::{Coefficients, assert_close, episode, group, models, plain, recorder};
-use crate::{BatchPosition, BatchTrainer, MethodFunctions};
+use crate::{BatchPosition, BatchTrainer, MethodFunctions, ReferenceUse};
 
 /// An episode in which each agent writes a segment, with a reward of its own.
 fn game(agents: &[(&str, &[u32], f64)], reward: f64) -> Episode {
@@ -51,6 +51,7 @@ fn trainer(algorithm: &Algorithm) -> BatchTrainer {
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
+        reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
         main: None,

@@ -12,11 +12,12 @@ use rloom_engine::{
     OptimStep, PackedBatch, TrainEngine, TrainError, Which, pack, pack_groups, pack_unshared,
 };
 
-use crate::preference::labels;
+use crate::preference::{labels, pairs};
 use crate::report::StepMeasurements;
 use crate::rows::{
     Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
 };
+use crate::reference::ReferenceUse;
 use crate::{BatchReport, BatchScores, FurtherPolicy, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.
@@ -40,6 +41,8 @@ pub struct BatchTrainer {
     pub seed: u64,
     /// Index of the stage, part of the key of the algorithm's random draws.
     pub stage: u32,
+    /// Use of the reference.
+    pub reference: ReferenceUse,
     /// Derives outcomes from rewards.
     pub outcome: OutcomeRule,
     /// Weight of the environment's step rewards in the reward.
@@ -94,6 +97,9 @@ impl BatchTrainer {
         position: &BatchPosition<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<BatchReport, TrainError> {
+        let filters = &self.algorithm.filters;
+        let sampled = if self.algorithm.samples_pairs() { Some(pairs(filters, groups)?) } else { None };
+        let groups = sampled.as_deref().unwrap_or(groups);
         let mut report = BatchReport { state: position.state.clone(), ..BatchReport::default() };
         let parts = split_groups(groups.len(), self.algorithm.minibatches as usize);
         let optimizer_steps = u64::from(self.algorithm.epochs) * parts.len() as u64;
@@ -179,6 +185,7 @@ impl BatchTrainer {
                 progress(report.optimizer_steps, optimizer_steps);
             }
         }
+        self.reference.after_batch(&mut models.policy, position.version)?;
         measured.summarize(&mut report);
         for (policy, measured) in models.further.iter().zip(&measured_further) {
             report.metrics.extend(measured.of_policy(&policy.name));

@@ -15,7 +15,7 @@ use rloom_engine::{
     TrainCapabilities, TrainEngine, TrainError, Which,
 };
 
-use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models};
+use crate::{BatchPosition, BatchReport, BatchTrainer, MethodFunctions, Models, ReferenceUse};
 
 /// Output of a model for a token after some optimiser steps: its log-probability, and the value before it.
 pub(crate) type Output = fn(token: u32, steps: u32) -> (f32, f32);
@@ -214,6 +214,7 @@ fn train_with(
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
+        reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
         main: None,

@@ -5,7 +5,9 @@ use rloom_collect::OutcomeRule;
 use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Role, StopReason};
 
 use crate::batch_tests::{Recorder, assert_close, episode, group, models, plain, recorder};
-use crate::{BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models};
+use crate::{
+    BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models, ReferenceUse,
+};
 
 /// An episode whose segments were sampled by these policies.
 fn played(segments: &[(u32, &[u32])], reward: f64) -> Episode {
@@ -37,6 +39,7 @@ fn train(method: Method, json: &str, models: &mut Models<Recorder>, groups: &[Gr
         is_sampler_exact: false,
         seed: 1,
         stage: 0,
+        reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
         main: Some(PolicyId::MAIN),

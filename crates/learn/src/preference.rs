@@ -1,19 +1,41 @@
-//! Preferences of a batch: labels of its trajectories, and the anchor of an optimiser step.
+//! Preferences of a batch: pairs among its episodes, labels of its trajectories, and the anchor of an optimiser step.
 
-use rloom_algo::{AlgorithmState, Anchor, Preference, Score, TokenScores};
-use rloom_core::{Author, Group, PREFERENCE, RewardComponent, Role, Span, Trajectory};
+use rloom_algo::{AlgoError, AlgorithmState, Anchor, Filters, Preference, Score, TokenScores, best_and_worst};
+use rloom_core::{Author, Episode, Group, PREFERENCE, RewardComponent, Role, Span, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which, pack_unshared};
 
 use crate::BatchTrainer;
 use crate::rows::Member;
 
+/// Returns the best and the worst trained episode of each group, labelled as chosen and rejected.
+pub(crate) fn pairs(filters: &Filters, groups: &[Group]) -> Result<Vec<Group>, AlgoError> {
+    let of_group = |group: &Group| {
+        let trained: Vec<&Episode> = group.episodes.iter().filter(|e| e.role == Role::Train).collect();
+        let rewards: Vec<Option<f64>> = trained.iter().map(|e| filters.compared_reward(e)).collect();
+        let ticket = group.ticket.0;
+        let (best, worst) = best_and_worst(&rewards).ok_or(AlgoError::NoPair { ticket })?;
+        let labelled = |index: usize, label: f64| {
+            let mut episode = trained[index].clone();
+            let segments = episode.segments.len();
+            if segments != 1 {
+                return Err(AlgoError::DividedPair { ticket, segments });
+            }
+            episode.rewards.components.push(RewardComponent::new(PREFERENCE, 0.0, Some(label)));
+            Ok(episode)
+        };
+        let episodes = vec![labelled(best, 1.0)?, labelled(worst, 0.0)?];
+        Ok(Group { ticket: group.ticket, task: group.task.clone(), episodes })
+    };
+    groups.iter().map(of_group).collect()
+}
+
 /// Returns the label of each trained trajectory: 1 for a chosen or desirable completion, 0 for the other.
 pub(crate) fn labels(groups: &[Group]) -> Result<Vec<f32>, TrainError> {
     let mut labels = Vec::new();
     for episode in groups.iter().flat_map(|group| &group.episodes).filter(|e| e.role == Role::Train) {
-        let component = episode.rewards.components.iter().find(|component| component.name == PREFERENCE);
+        let component = episode.rewards.components.iter().rfind(|component| component.name == PREFERENCE);
         let Some(label) = component.and_then(RewardComponent::value) else {
-            return Err(rloom_algo::AlgoError::Missing { what: Score::Outcome }.into());
+            return Err(AlgoError::Missing { what: Score::Outcome }.into());
         };
         labels.extend(std::iter::repeat_n(label as f32, episode.segments.len()));
     }
@@ -45,13 +67,13 @@ impl BatchTrainer {
             }
             Some(Anchor::Mismatched) => {
                 if members.len() < 2 {
-                    return Err(rloom_algo::AlgoError::OneCompletion.into());
+                    return Err(AlgoError::OneCompletion.into());
                 }
                 let mismatched = mismatched(members, self.completion_limit as usize);
                 let packed = pack_unshared(&mismatched, self.micro_batch_tokens)?;
                 let policy = sums(&packed, &engine.score(Which::Policy, &packed)?);
-                let reference = sums(&packed, &engine.score(Which::Reference, &packed)?);
-                let log_ratios: Vec<f64> = policy.iter().zip(reference).map(|(p, r)| p - r).collect();
+                let reference = self.reference_logprobs(engine, &mismatched)?;
+                let log_ratios: Vec<f64> = policy.iter().zip(&reference).map(|(p, r)| p - sum(r)).collect();
                 Ok(Preference::mismatched_anchor(&log_ratios))
             }
         }

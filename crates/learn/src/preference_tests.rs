@@ -1,11 +1,11 @@
 //! Preferences on engines whose scores are plain functions of the token id.
 
-use rloom_algo::{AlgorithmState, Method};
+use rloom_algo::{AlgoError, Algorithm, AlgorithmState, Method};
 use rloom_core::{Episode, Group, PREFERENCE, RewardComponent, Role, StopReason, Ticket};
 use rloom_engine::TrainError;
 
 use crate::batch_tests::{assert_close, episode, group, models, plain, train_from};
-use crate::preference::mismatched;
+use crate::preference::{mismatched, pairs};
 use crate::rows::members;
 
 /// A completion of a prompt of one token.
@@ -92,6 +92,94 @@ fn bco_keeps_its_running_mean() {
     assert_close(second.unwrap().metrics["rewards/anchor"] as f32, delta, "mean of four");
     let slope = -0.1 * sigmoid(delta - 0.05) / 2.0;
     assert_close(models.policy.accumulated[0].1[&5].0, slope, "desirable");
+}
+
+/// A sample with a reward. Log-probabilities of the sampler differ from those of the policy.
+fn sample(number: u32, tokens: &[u32], reward: Option<f64>) -> Episode {
+    let mut made = episode(Role::Train, &[tokens], 0.0, StopReason::StopToken);
+    made.rewards.components = vec![RewardComponent::new("judge", 2.0, reward)];
+    for segment in &mut made.segments {
+        segment.key.sample = number;
+        segment.logprobs = vec![-1.0; tokens.len()];
+    }
+    made
+}
+
+/// The best of a group is chosen and the worst rejected, wherever they stand; the others are not trained on.
+#[test]
+fn sampled_groups_become_pairs() {
+    let unpaired = |group: Group| {
+        let tokens: Vec<u32> = group.episodes.iter().map(|e| e.segments[0].tokens[1]).collect();
+        let labels: Vec<_> = group.episodes.iter().map(|e| e.rewards.components.last().cloned()).collect();
+        (tokens, labels.into_iter().map(|label| label.and_then(|l| l.value())).collect::<Vec<_>>())
+    };
+    let filters = Algorithm::preset(Method::OnlineDpo).unwrap().filters;
+    let four = group(vec![
+        sample(0, &[4], Some(0.0)),
+        sample(1, &[1, 2, 3], Some(1.0)),
+        sample(2, &[8], Some(0.5)),
+        sample(3, &[9], None),
+    ]);
+    let [paired] = &pairs(&filters, std::slice::from_ref(&four)).unwrap()[..] else { panic!("one group") };
+    assert_eq!(unpaired(paired.clone()), (vec![1, 4], vec![Some(1.0), Some(0.0)]));
+    assert_eq!(paired.episodes[0].rewards.total(), Some(2.0), "labels have no weight");
+
+    let two = group(vec![sample(0, &[5], Some(0.75)), sample(1, &[6, 7], Some(0.25))]);
+    let two = Group { ticket: Ticket(1), ..two };
+    let mut models = models(plain);
+    let json = r#"{"group_size": 4}"#;
+    let state = AlgorithmState::default();
+    let report = train_from(state, Method::OnlineDpo, json, &mut models, &[four, two]).unwrap();
+    let (keys, by_token) = &models.policy.accumulated[0];
+    assert_eq!(keys.len(), 4);
+    let slope = |margin: f64| 0.1 * sigmoid(-0.1 * margin) / 2.0;
+    for (tokens, wanted) in
+        [(&[1, 2, 3][..], -slope(0.5)), (&[4], slope(0.5)), (&[5], -slope(-0.25)), (&[6, 7], slope(-0.25))]
+    {
+        for token in tokens {
+            assert_close(by_token[token].0, wanted, "pair");
+        }
+    }
+    assert!(!by_token.contains_key(&8) && !by_token.contains_key(&9));
+    assert!(report.metrics["mismatch/max_abs"] > 0.1, "samplers are compared with the trainer");
+    assert!(report.advantages.is_empty());
+}
+
+/// Several optimiser steps train on the same pairs.
+#[test]
+fn pairs_are_divided_into_minibatches() {
+    let of = |ticket: u64, better: u32, worse: u32| {
+        let episodes = vec![sample(0, &[worse], Some(0.0)), sample(1, &[better], Some(1.0))];
+        Group { ticket: Ticket(ticket), ..group(episodes) }
+    };
+    let mut models = models(plain);
+    let (json, state) = (r#"{"minibatches": 2, "epochs": 2}"#, AlgorithmState::default());
+    let report = train_from(state, Method::OnlineDpo, json, &mut models, &[of(0, 1, 2), of(1, 3, 4)]).unwrap();
+    let steps: Vec<Vec<u32>> = models.policy.accumulated.iter().map(|(_, by)| by.keys().copied().collect()).collect();
+    assert_eq!(report.optimizer_steps, 4);
+    for (tokens, wanted) in steps.iter().zip([[1, 2], [3, 4], [1, 2], [3, 4]]) {
+        assert!(wanted.iter().all(|token| tokens.contains(token)) && tokens.len() == 2, "{tokens:?}");
+    }
+}
+
+#[test]
+fn groups_without_a_pair_are_refused() {
+    let filters = Algorithm::preset(Method::OnlineDpo).unwrap().filters;
+    let error = |episodes: Vec<Episode>| pairs(&filters, &[group(episodes)]).unwrap_err();
+    let tied = error(vec![sample(0, &[1], Some(1.0)), sample(1, &[2], Some(1.0))]);
+    assert!(matches!(tied, AlgoError::NoPair { ticket: 0 }), "{tied}");
+    let mut divided = episode(Role::Train, &[&[1], &[2]], 1.0, StopReason::StopToken);
+    divided.rewards.components = vec![RewardComponent::new("judge", 1.0, Some(1.0))];
+    let divided = error(vec![divided, sample(1, &[3], Some(0.0))]);
+    assert!(matches!(divided, AlgoError::DividedPair { ticket: 0, segments: 2 }), "{divided}");
+    // A completion without tokens of the policy has nothing to train on.
+    let mut silent = sample(2, &[3], Some(5.0));
+    let segment = &mut silent.segments[0];
+    segment.tokens.truncate(1);
+    segment.spans.truncate(1);
+    segment.logprobs.clear();
+    let paired = pairs(&filters, &[group(vec![sample(0, &[1], Some(0.0)), silent, sample(1, &[2], Some(1.0))])]);
+    assert_eq!(paired.unwrap()[0].episodes[0].segments[0].tokens[1], 2);
 }
 
 #[test]

@@ -145,11 +145,12 @@ pub(crate) fn loss_inputs(
                 }
                 flat
             });
+            let is_sampled = advantage.is_some() || mismatch != Mismatch::Unmeasured;
             LossInputs {
                 rows: batch.sequences.clone(),
                 masked: own.iter().filter_map(|m| known.masked.get(m.place).copied()).collect(),
                 episode_tokens: episode_tokens(own),
-                behavior: advantage.is_some().then(|| batch.behavior_logprob.clone()),
+                behavior: is_sampled.then(|| batch.behavior_logprob.clone()),
                 advantage,
                 old: gathered(&known.old, own),
                 interpolation: gathered(&known.interpolation, own),

@@ -125,13 +125,17 @@ impl BatchTrainer {
         Ok(known)
     }
 
-    /// Log-probabilities of the reference: the policy at the start of the stage.
+    /// Log-probabilities of the reference. That of the policy at the start of the stage has sampled its own.
     fn reference<E: TrainEngine>(
         &self,
         engine: &mut E,
         members: &[Member<'_>],
     ) -> Result<Vec<Vec<f32>>, TrainError> {
-        self.logprobs_of(PolicyVersion(0), members, |packed| engine.score(Which::Reference, packed))
+        let score = |packed: &[PackedBatch]| engine.score(Which::Reference, packed);
+        if self.reference.is_other || self.reference.scores.is_some() {
+            return self.logprobs(members, |m| self.reference.known(m.trajectory), score);
+        }
+        self.logprobs_of(PolicyVersion(0), members, score)
     }
 
     /// Log-probabilities of the policy before the first optimiser step.
@@ -153,14 +157,23 @@ impl BatchTrainer {
         score: impl FnOnce(&[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
         let is_known = |m: &Member<'_>| self.is_sampler_exact && is_of_version(m.trajectory, version);
-        let unknown: Vec<Member<'_>> = members.iter().filter(|m| !is_known(m)).copied().collect();
+        self.logprobs(members, |m| is_known(m).then(|| m.trajectory.logprobs.clone()), score)
+    }
+
+    /// Returns each trajectory's log-probabilities: the `known` ones, and those that `score` computes.
+    fn logprobs(
+        &self,
+        members: &[Member<'_>],
+        known: impl Fn(&Member<'_>) -> Option<Vec<f32>>,
+        score: impl FnOnce(&[PackedBatch]) -> Result<Vec<TokenScores>, TrainError>,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        let known: Vec<Option<Vec<f32>>> = members.iter().map(known).collect();
+        let unknown = members.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<Member<'_>> = unknown.map(|(member, _)| *member).collect();
         let packed = self.pack(&unknown)?;
         let scores = if packed.is_empty() { Vec::new() } else { score(&packed)? };
         let mut computed = split_scores(&packed, &scores).logprob.into_iter();
-        let of = |m: &Member<'_>| {
-            if is_known(m) { m.trajectory.logprobs.clone() } else { computed.next().unwrap_or_default() }
-        };
-        Ok(members.iter().map(of).collect())
+        Ok(known.into_iter().map(|known| known.or_else(|| computed.next()).unwrap_or_default()).collect())
     }
 }
 

@@ -326,6 +326,20 @@ impl Model {
         }
     }
 
+    /// Moves the trained tensors towards those of a model of the same shape: `(1 − share)·self + share·other`, computed in f64 and
+    /// rounded once. A value head that only `other` has is left out.
+    pub fn mix(&mut self, other: &Self, share: f64) {
+        let theirs = match &other.adapter {
+            Some(adapter) => adapter.tensors.bufs(),
+            None => other.weights().bufs(),
+        };
+        for (own, theirs) in self.trained_mut().into_iter().zip(theirs) {
+            for (x, &y) in own.as_mut_slice().iter_mut().zip(theirs.as_slice()) {
+                *x = ((1.0 - share) * f64::from(*x) + share * f64::from(y)) as f32;
+            }
+        }
+    }
+
     pub(crate) fn base(&self) -> &Base {
         &self.base
     }

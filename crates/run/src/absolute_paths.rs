@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rloom_config::{Config, EvalSettings, ModelSource};
+use rloom_engine::ReferenceSettings;
 use rloom_env::EnvironmentSettings;
 use rloom_function::absolute_function;
 use rloom_reward::RewardSettings;
@@ -41,6 +42,8 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
         make_absolute(source);
     }
     policies::sources(&mut config).for_each(make_absolute);
+    let references = config.stages.iter_mut().filter_map(|stage| stage.trainer.reference.as_mut());
+    references.for_each(ReferenceSettings::make_absolute);
     Ok(config)
 }
 

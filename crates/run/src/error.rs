@@ -63,6 +63,19 @@ pub enum RunError {
         /// The stage.
         stage: String,
     },
+    /// A reference with other tokens than the policy.
+    #[error(
+        "stage `{stage}`: the reference has a vocabulary of {own} tokens and the policy one of {expected}; it needs the tokenizer of \
+         the policy"
+    )]
+    OtherVocabulary {
+        /// The stage.
+        stage: String,
+        /// Size of the reference's vocabulary.
+        own: usize,
+        /// Size of the policy's.
+        expected: usize,
+    },
     /// The model could not be downloaded.
     #[error(transparent)]
     #[diagnostic(transparent)]

@@ -35,7 +35,8 @@ const AREA: &str = "initial";
 
 /// True if the stage reads the weights that it started from until its end.
 pub(crate) fn reads_start(stage: &Stage) -> bool {
-    stage.algorithm.needs_reference() || stage.algorithm.prm.is_some() || has_adapter(stage)
+    let has_own = stage.trainer.reference.as_ref().is_some_and(|reference| reference.model.is_some());
+    (stage.algorithm.needs_reference() && !has_own) || stage.algorithm.prm.is_some() || has_adapter(stage)
 }
 
 /// The first stage that reads the initial weights in an attempt that resumes from a checkpoint of the stage at `first`.

@@ -21,6 +21,7 @@ mod policy;
 mod prompts;
 mod rebuild;
 mod recorded;
+mod reference;
 mod replay;
 mod restarts;
 mod resume;

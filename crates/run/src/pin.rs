@@ -16,6 +16,9 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
     for source in policies::sources(&mut config) {
         *source = hub.pin_model(source)?;
     }
+    for source in policies::references(&mut config) {
+        *source = hub.pin_model(source)?;
+    }
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
     for data in stages.chain(config.eval.iter_mut().flat_map(EvalSettings::all_data)) {
         data.pin(hub)?;

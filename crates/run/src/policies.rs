@@ -279,12 +279,22 @@ pub(crate) fn sources(config: &mut Config) -> impl Iterator<Item = &mut String> 
     models.filter(|model| *model != NEW_MODEL)
 }
 
-/// Downloads the models of a configuration's policies.
+/// The names of the models of references.
+pub(crate) fn references(config: &mut Config) -> impl Iterator<Item = &mut String> {
+    let stages = config.stages.iter_mut().filter_map(|stage| stage.trainer.reference.as_mut());
+    stages.filter_map(|reference| reference.model.as_mut())
+}
+
+/// Downloads the models of a configuration's policies and references.
 pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
     for model in config.policies.values().filter_map(|policy| policy.model.as_ref()) {
         if model != NEW_MODEL {
             hub.model(model)?;
         }
+    }
+    let references = config.stages.iter().filter_map(|stage| stage.trainer.reference.as_ref());
+    for model in references.filter_map(|reference| reference.model.as_ref()) {
+        hub.model(model)?;
     }
     Ok(())
 }

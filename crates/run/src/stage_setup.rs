@@ -13,11 +13,11 @@ use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
 use rloom_core::{Group, PolicyId, Ticket};
 use rloom_data::{Cursor, DataSettings, Dataset, Order, RowKind, Split};
-use rloom_engine::{RolloutEngine, RolloutEngineSettings};
+use rloom_engine::{ReferenceSettings, RolloutEngine, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;
 use rloom_hub::Hub;
-use rloom_learn::{BatchTrainer, MethodError, MethodFunctions};
+use rloom_learn::{BatchTrainer, MethodError, MethodFunctions, ReferenceUse};
 use rloom_reward::{DomainSet, RewardSettings, Scorer};
 use rloom_sched::{Priority, SchedError, Scheduler, SchedulerSettings, SchedulerState, SuccessRates};
 use rloom_telemetry::StageOutline;
@@ -336,6 +336,7 @@ pub(crate) fn batch_trainer(
 ) -> Result<BatchTrainer, RunError> {
     let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
     let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
+    let reference = stage.trainer.reference.as_ref().filter(|_| stage.algorithm.needs_reference());
     Ok(BatchTrainer {
         algorithm: stage.algorithm,
         functions: MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?,
@@ -346,6 +347,11 @@ pub(crate) fn batch_trainer(
         is_sampler_exact,
         seed,
         stage: index,
+        reference: ReferenceUse {
+            is_other: reference.is_some_and(|own| own.model.is_some() || own.sync_every.is_some()),
+            sync: reference.and_then(ReferenceSettings::sync),
+            scores: None,
+        },
         outcome: OutcomeRule {
             verified: reward.map_or_else(DomainSet::none, RewardSettings::verified),
             is_shaped: stage.algorithm.overlong.is_some(),

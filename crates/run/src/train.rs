@@ -31,6 +31,7 @@ use crate::initial::policy_of_new_run;
 use crate::pin::{download, pin};
 use crate::policies::RunPolicies;
 use crate::prompts::KeptRows;
+use crate::reference::{GivenBatches, score_all};
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
@@ -406,7 +407,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         index: usize,
         stage: &StageConfig,
         base: u64,
-        engines: StageEngines<Router<F>, F::Train>,
+        mut engines: StageEngines<Router<F>, F::Train>,
         resumed: Option<CheckpointState>,
     ) -> Result<StageParts<'r, Router<F>, F::Train>, RunError> {
         let from_step = resumed.as_ref().map_or(0, |state| state.scheduler.version.0);
@@ -451,10 +452,20 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let is_probed =
             engines.rollout.as_ref().is_some_and(|engine| engine.capabilities().numeric_path.is_none());
         let probe = is_probed.then(|| WeightProbe::new(self.inputs.vocabulary, self.inputs.context));
-        let training = BatchTrainer {
+        let mut training = BatchTrainer {
             main: has_policies.then_some(self.inputs.policy),
             ..batch_trainer(stage, index as u32, seed, self.inputs.context, is_exact)?
         };
+        if let GroupSource::Demonstrations(source) = &source
+            && let Some(folder) = stage.trainer.reference.as_ref().and_then(|own| own.cache.as_deref())
+        {
+            let (groups_per_batch, batches) = (stage.groups_per_batch, from_step..stage.steps);
+            let given = GivenBatches { source, groups_per_batch, batches };
+            let events = &mut *self.events;
+            let warn = &mut |message: String| events.warn(message);
+            let engine = &mut engines.models.policy;
+            training.reference.scores = score_all(folder, &given, &training, engine, self.stop, warn)?;
+        }
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
             training: training.clone(),

@@ -156,7 +156,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     pub(crate) fn verdict(&self, group: &Group) -> Option<FilterReason> {
         let filters = self.context.training.algorithm.filters;
         let trained = group.episodes.iter().filter(|e| e.role == Role::Train);
-        let rewards: Vec<Option<f64>> = trained.clone().map(|e| e.rewards.total()).collect();
+        let rewards: Vec<Option<f64>> = trained.clone().map(|e| filters.compared_reward(e)).collect();
         let (rule, domain) = (&self.context.training.outcome, &group.task.domain);
         let raw: Vec<Option<f64>> = trained.clone().map(|e| rule.unshaped(&e.rewards)).collect();
         let outcomes: Vec<Option<f64>> = trained.map(|e| rule.outcome(domain, &e.rewards)).collect();

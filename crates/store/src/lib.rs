@@ -8,5 +8,6 @@ pub mod disk;
 mod error;
 pub mod faults;
 pub mod journal;
+pub mod scores;
 
 pub use error::{CheckpointDamage, JournalDamage, StoreError};

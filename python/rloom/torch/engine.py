@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rloom._native import WeightDigest
 from rloom.torch.batch import Batch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rloom.torch.loss import Coefficients, Loss
-    from rloom.torch.settings import Settings
+    from rloom.torch.settings import Heads, Settings
 
 #: Number format of the computation, by setting.
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
@@ -56,6 +57,8 @@ class Engine:
         dtype = DTYPES[settings.dtype]
         self.layout = choose_layout(self.model, dtype)
         self.reference: ScoringModel | None = None
+        #: Whether the reference is another model than it was opened as.
+        self.has_reference_moved = False
         if settings.reference is not None:
             self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
             choose_layout(self.reference, dtype)
@@ -104,11 +107,38 @@ class Engine:
 
     def digest(self) -> int:
         """Returns the digest of the weights, equal on every engine of the same model."""
+        return self._digest(self.whole_weights())
+
+    def reference_digest(self) -> int:
+        """Returns the digest of the reference's weights."""
+        weights = self._opened_reference().named_weights().items()
+        return self._digest((name, self.world.whole(weight)) for name, weight in weights)
+
+    def _digest(self, weights: Iterator[tuple[str, Tensor]]) -> int:
         digest = WeightDigest()
-        for _, values in self.whole_weights():
+        for _, values in weights:
             if self.world.rank == 0:
                 digest.update(values.float().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.value
+
+    @torch.no_grad()
+    def sync_reference(self, mixup: float) -> None:
+        """Moves the reference towards the policy; each rank has the same part of both."""
+        policy = self.model.named_weights()
+        for name, weight in self._opened_reference().named_weights().items():
+            own, theirs = local_part(weight), local_part(policy[name]).to(weight.device)
+            own.copy_((1.0 - mixup) * own.double() + mixup * theirs.double())
+        self.has_reference_moved = True
+
+    def release_reference(self) -> None:
+        """Frees the reference."""
+        self.reference = None
+        free_device(self.world.device)
+
+    def _opened_reference(self) -> ScoringModel:
+        if self.reference is None:
+            raise RankError("no reference policy is loaded")
+        return self.reference
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights by their names in Hugging Face folders, in the order of the digest; every rank has to call it."""
@@ -117,17 +147,25 @@ class Engine:
 
     def load(self, folder: Path) -> None:
         """Replaces the weights by those of a folder; every rank has to call it."""
+        self._load(self.model, self.settings.heads, folder)
+
+    def load_reference(self, folder: Path) -> None:
+        """Replaces the reference by the model of a folder; every rank has to call it."""
+        self._load(self._opened_reference(), "policy", folder)
+        self.has_reference_moved = True
+
+    def _load(self, model: ScoringModel, heads: Heads, folder: Path) -> None:
         settings, world = self.settings, self.world
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
         with world.access(f"read {folder}"):
             whole = None
             if world.rank == 0:
                 # With a value head of its own, the folder is that of a policy.
-                whole = open_model(str(folder), settings.heads, dtype=dtype)
+                whole = open_model(str(folder), heads, dtype=dtype)
                 if whole.score is not None:
                     head = load_file(folder / VALUE_HEAD)
                     whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
-        own = self.model.named_weights()
+        own = model.named_weights()
         given = None if whole is None else whole.named_weights()
         with world.access(f"read {folder}"):
             if given is not None and {n: x.shape for n, x in given.items()} != {
@@ -249,6 +287,12 @@ def _optimizer(model: ScoringModel, settings: Settings, world: World) -> Optimiz
     from rloom.torch.deepspeed import ZeroOptimizer
 
     return ZeroOptimizer(model, settings, world)
+
+
+def local_part(weight: Tensor) -> Tensor:
+    """Returns the part of a tensor that this rank has."""
+    own = weight.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
 
 
 def free_device(device: torch.device) -> None:

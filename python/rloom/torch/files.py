@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rloom.torch.engine import Engine
+    from rloom.torch.model import ScoringModel
 
 Listed = list[tuple[str, int]]
 
 MOMENTS = "trainer/optimizer"
+#: Model folder of a reference that has moved.
+REFERENCE = "trainer/reference"
 #: What rank 0 alone writes of them; the last two are Megatron's.
 INDEX = (".metadata", "common.pt", "metadata.json")
 #: Moments as the embedded engine writes them.
@@ -48,8 +51,24 @@ def write_model(engine: Engine, folder: Path, is_exact: bool = True) -> Listed:
     with engine.world.access(f"write {folder}"):
         if engine.world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_hf(engine, folder, weights)
+            _write_hf(engine, engine.model, folder, weights)
     return _listed(engine, folder, "*.json", "model*.safetensors")
+
+
+def _write_reference(engine: Engine, folder: Path) -> Listed:
+    """Writes the Hugging Face folder of a reference that has moved; every rank has to call it."""
+    reference = engine.reference
+    if reference is None or not engine.has_reference_moved:
+        return []
+    weights = {}
+    for name, weight in reference.named_weights().items():
+        whole = engine.world.whole(weight)
+        if engine.world.rank == 0:
+            weights[name] = whole.to("cpu", copy=True)
+    with engine.world.access(f"write {REFERENCE}"):
+        if engine.world.rank == 0:
+            _write_hf(engine, reference, folder / REFERENCE, weights)
+    return _listed(engine, folder, f"{REFERENCE}/*.json", f"{REFERENCE}/model*.safetensors")
 
 
 def save(engine: Engine, folder: Path) -> Listed:
@@ -66,6 +85,7 @@ def save(engine: Engine, folder: Path) -> Listed:
             if engine.world.rank == 0:
                 save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})
     engine.optimizer.write(folder / MOMENTS)
+    written += _write_reference(engine, folder)
     # Every rank knows the files that it has written; rank 0 also wrote the index and the value head.
     return (
         written
@@ -79,6 +99,17 @@ def restore(engine: Engine, folder: Path) -> None:
     engine.load(folder)
     engine.optimizer.zero()
     _restore_moments(engine, folder)
+    _restore_reference(engine, folder / REFERENCE)
+
+
+def _restore_reference(engine: Engine, folder: Path) -> None:
+    if engine.reference is None:
+        return
+    has_moved = engine.world.rank == 0 and (folder / "config.json").is_file()
+    if engine.world.largest(torch.tensor([has_moved], dtype=torch.long)).item():
+        engine.load_reference(folder)
+    elif engine.has_reference_moved:
+        raise CheckpointError(f"{folder}: there is no reference, and the present one has moved since")
 
 
 def _restore_moments(engine: Engine, folder: Path) -> None:
@@ -101,8 +132,8 @@ def _read_embedded(engine: Engine, path: Path) -> None:
     engine.optimizer.restored(int(steps), state)
 
 
-def _write_hf(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
-    hf = engine.model.hf
+def _write_hf(engine: Engine, model: ScoringModel, folder: Path, weights: dict[str, Tensor]) -> None:
+    hf = model.hf
     # The settings that the folder came with are kept as they were; transformers would check and change them.
     source = Path(engine.settings.model) / GENERATION
     if hf.can_generate():

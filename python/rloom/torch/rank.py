@@ -157,9 +157,20 @@ class Rank:
         """Takes an optimizer step."""
         return {"grad_norm": self._engine.step(asked["learning_rate"])}, {}
 
-    def do_digest(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
-        """Computes the digest of the weights; the one of rank 0 counts."""
-        return {"digest": self._parked.digest()}, {}
+    def do_digest(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Computes the digest of the weights, or of the reference's; the one of rank 0 counts."""
+        is_reference = asked["which"] == "reference"
+        return {"digest": self._parked.reference_digest() if is_reference else self._parked.digest()}, {}
+
+    def do_sync_reference(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Moves the reference towards the policy."""
+        self._engine.sync_reference(asked["mixup"])
+        return {}, {}
+
+    def do_release_reference(self, _asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Frees the reference."""
+        self._parked.release_reference()
+        return {}, {}
 
     def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Writes the weights as a model folder."""

@@ -148,6 +148,7 @@ impl<'a> Rows<'a> {
         for (index, range) in self.inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
             let is_masked = self.inputs.is_masked(index);
             grad.terms.count_sequence(range.len(), self.inputs.has_mask().then_some(is_masked), counts)?;
+            self.inputs.observe_mismatch(range, &mut grad.terms);
         }
         let divisor = counts.sequences as f64 / if in_pairs { 2.0 } else { 1.0 };
         let mut wide = Wide::default();

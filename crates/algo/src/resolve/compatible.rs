@@ -39,9 +39,11 @@ fn group(algorithm: &Algorithm) -> Result<(), AlgoError> {
     Ok(())
 }
 
+/// A preference loss is relative to its reference, whatever the samples' policy.
 fn steps(algorithm: &Algorithm) -> Result<(), AlgoError> {
     let (epochs, minibatches) = (algorithm.epochs, algorithm.minibatches);
-    if algorithm.loss.surrogate.has_ratio() || (epochs == 1 && minibatches == 1) {
+    let has_ratio = algorithm.preference.is_some() || algorithm.loss.surrogate.has_ratio();
+    if has_ratio || (epochs == 1 && minibatches == 1) {
         return Ok(());
     }
     let key = if epochs > 1 { "epochs" } else { "minibatches" };

@@ -178,15 +178,18 @@ pub(super) fn entropy_control(r: &mut Reader) -> Result<Option<EntropyControl>, 
     Ok(Some(EntropyControl { target, step, min, max }))
 }
 
-pub(super) fn filters(r: &mut Reader, estimator: &Estimator) -> Result<Filters, AlgoError> {
+/// `estimator` is the advantage; `None` for a method that trains on pairs of its samples.
+pub(super) fn filters(r: &mut Reader, estimator: Option<&Estimator>) -> Result<Filters, AlgoError> {
     let dynamic_sampling = read!(r.filter.dynamic_sampling or false);
+    let compares = estimator.is_some_and(Estimator::needs_group);
     let filters = Filters {
         dynamic_sampling,
-        keep: estimator.kernel().keep(),
+        keep: estimator.and_then(|estimator| estimator.kernel().keep()),
+        pairs: estimator.is_none(),
         function: filter_function(r)?,
         max_draws: 0,
         mask_truncated: read!(r.filter.mask_truncated or false),
-        mask_zero_variance: estimator.needs_group() && read!(r.filter.mask_zero_variance or false),
+        mask_zero_variance: compares && read!(r.filter.mask_zero_variance or false),
         min_tokens: read!(r.filter.min_tokens?),
         max_tokens: read!(r.filter.max_tokens?),
     };

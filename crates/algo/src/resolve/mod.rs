@@ -3,6 +3,7 @@
 mod advantage;
 mod compatible;
 mod extras;
+mod pairs;
 mod reader;
 mod sampler;
 
@@ -47,7 +48,8 @@ impl Algorithm {
         let algorithm = match method.settings() {
             None => supervised(method, settings),
             Some(preset) if method.trains_reward_model() => reward_model(method, &preset, settings)?,
-            Some(preset) if preset.preference.is_some() => preference(method, &preset, settings)?,
+            Some(preset) if method.is_supervised() => preference(method, &preset, settings)?,
+            Some(preset) if preset.preference.is_some() => pairs::sampled(method, settings.over(preset))?,
             Some(preset) => {
                 build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }
@@ -201,7 +203,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
         proximal,
         kl_control: kl.control,
         entropy_control,
-        filters: extras::filters(r, &estimator)?,
+        filters: extras::filters(r, Some(&estimator))?,
         overlong: extras::overlong(r)?,
         critic,
         prm,

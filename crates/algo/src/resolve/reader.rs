@@ -83,6 +83,10 @@ pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings)
     if method.is_supervised() {
         return UnreadReason::Supervised;
     }
+    let is_shared = ["filter.", "overlong."].iter().any(|table| key.starts_with(table));
+    if read.preference.is_some() && !is_shared {
+        return UnreadReason::Because("its only loss is the preference loss of pairs of samples");
+    }
     let found = match key.split_once('.') {
         Some(("loss", key)) => of_kind(key, read.loss, UnreadReason::IgnoredByLoss, UnreadReason::NotOfLoss),
         Some(("advantage", key)) => {

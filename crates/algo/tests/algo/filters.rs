@@ -8,6 +8,7 @@ const DYNAMIC: Filters = Filters { dynamic_sampling: true, ..NONE };
 const NONE: Filters = Filters {
     dynamic_sampling: false,
     keep: None,
+    pairs: false,
     function: None,
     max_draws: 10,
     mask_truncated: false,
@@ -29,6 +30,21 @@ fn groups_with_equal_outcomes_are_replaced() {
     for outcomes in [&[Some(1.0), Some(1.0)][..], &[None], &[]] {
         assert_eq!(NONE.verdict(outcomes, outcomes), None);
     }
+}
+
+#[test]
+fn groups_without_a_pair_are_replaced() {
+    let pairs = Filters { pairs: true, ..NONE };
+    let verdict = |rewards: &[Option<f64>]| pairs.verdict(&vec![None; rewards.len()], rewards);
+    assert_eq!(verdict(&[Some(1.0), Some(0.0)]), None, "rewards are compared, not outcomes");
+    assert_eq!(verdict(&[Some(1.0), Some(1.0)]), Some(FilterReason::TiedRewards));
+    assert_eq!(verdict(&[Some(1.0), Some(0.5), Some(1.0)]), None);
+    assert_eq!(verdict(&[Some(1.0), None]), Some(FilterReason::TiedRewards));
+    assert_eq!(verdict(&[None, None]), Some(FilterReason::NoOutcome));
+    let both = Filters { pairs: true, ..DYNAMIC };
+    let shaped = both.verdict(&[Some(1.0), Some(1.0)], &[Some(1.0), Some(0.5)]);
+    assert_eq!(shaped, Some(FilterReason::EqualOutcomes));
+    assert!(pairs.replaces_groups());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, iter::repeat_n, ops::Range};
 use rloom_algo::{
     Algorithm, AlgorithmSettings, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch, LossGrad, Method,
     PreferenceLoss, RewardLoss, RewardModelSpec, RunningMoments, StepLabel, StepReward, TokenScores,
-    advantages, preference_step, reward_loss, step_loss, value_loss,
+    advantages, best_and_worst, preference_step, reward_loss, step_loss, value_loss,
 };
 use rloom_core::Role;
 use serde::Deserialize;
@@ -33,6 +33,16 @@ struct Group {
     /// Reward of the greedy episode.
     baseline: Option<f64>,
     episode: Vec<Episode>,
+}
+
+impl Group {
+    /// Keeps the best and the worst episode, labelled as chosen and rejected.
+    fn make_pair(&mut self) {
+        let rewards: Vec<Option<f64>> = self.episode.iter().map(|episode| episode.reward).collect();
+        let (best, worst) = best_and_worst(&rewards).unwrap();
+        let labelled = |index: usize, label| Episode { reward: Some(label), ..self.episode[index].clone() };
+        self.episode = vec![labelled(best, 1.0), labelled(worst, 0.0)];
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -266,7 +276,7 @@ fn run_rewards(name: &str, spec: RewardModelSpec, example: &Example) -> (LossGra
 #[test]
 fn examples_run() {
     for &method in Method::ALL {
-        let (name, example) = (method.name(), example(method));
+        let (name, mut example) = (method.name(), example(method));
         let algorithm = Algorithm::preset(method).unwrap();
         if let Some(spec) = algorithm.reward_model {
             let (grad, counts) = run_rewards(name, spec, &example);
@@ -277,6 +287,9 @@ fn examples_run() {
                 example.group.iter().flat_map(|g| &g.episode).map(|e| e.d_last_value.unwrap()).collect();
             close(&format!("{name}: d_last_value"), &grad.d_last_value, &d_last);
             continue;
+        }
+        if algorithm.samples_pairs() {
+            example.group.iter_mut().for_each(Group::make_pair);
         }
         let (mut advantage, mut returns) = (Vec::new(), Vec::new());
         if algorithm.advantage.is_some() {

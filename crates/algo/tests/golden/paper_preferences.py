@@ -149,4 +149,16 @@ def examples(six):
         if anchor is not None:
             entry["anchor"] = anchor
         out[loss] = entry | {"expect": {"loss": six(value), "d_logprob": six(grad)}}
+    # Two samples of each task with their rewards: the better one was sampled second in the first group.
+    sampled = [[rejected | {"reward": 0.2}, chosen | {"reward": 0.7}], [easy[0] | {"reward": 1.0}, easy[1] | {"reward": 0.5}]]
+    out["online_dpo"] = online(sampled, six)
     return out
+
+
+def online(groups, six):
+    """DPO on the best and the worst sample of each group, in the order in which they were sampled."""
+    better_first = [sorted(g, key=lambda e: -e["reward"]) for g in groups]
+    value, grad = step(better_first, "dpo")
+    grads = dict(zip([id(e) for g in better_first for e in g], grad))
+    expect = {"loss": six(value), "d_logprob": six([grads[id(e)] for g in groups for e in g])}
+    return {"settings": {}, "completion_limit": 20, "groups": groups, "expect": expect}

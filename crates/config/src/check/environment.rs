@@ -177,6 +177,23 @@ pub(super) fn check_recombination(stage: &StageDraft, algorithm: &Algorithm, pro
     }
 }
 
+/// The episodes of a preference pair are whole completions.
+pub(super) fn check_pairs(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    let (environment, keys) = (&stage.environment, &stage.keys);
+    if !algorithm.samples_pairs() || !environment.value.divides_episodes() {
+        return;
+    }
+    let message = format!(
+        "method \"{}\" compares whole completions, and here an episode has several segments",
+        algorithm.method
+    );
+    problems.push(
+        Problem::new(Code::Conflict, message)
+            .at(keys.origin_or_table("method"), "")
+            .at_if_set(environment.origin("history").or(environment.origin("kind")), "divides episodes"),
+    );
+}
+
 /// A joint critic values a reward that several agents share.
 pub(super) fn check_joint_critic(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
     if !algorithm.critic.is_some_and(|critic| critic.is_joint) {

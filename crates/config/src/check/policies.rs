@@ -215,6 +215,13 @@ fn check_stage(
                 .hint(format!("remove `{}`", rollout.schedule.name("pin_version"))),
         );
     }
+    if stage.trainer.value.reference.is_some() && resolved.algorithm.needs_reference() {
+        problems.push(
+            conflict("several policies have their own starts as references")
+                .at(stage.trainer.origin_or_table("reference"), "")
+                .hint(format!("remove `{}`", stage.trainer.name("reference"))),
+        );
+    }
     for (model, is_trained) in [
         ("a critic", resolved.algorithm.critic.is_some_and(|critic| !critic.is_joint)),
         ("a process-reward model", resolved.algorithm.prm.is_some()),

@@ -49,9 +49,11 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
         environment::check_recombination(stage, algorithm, problems);
+        environment::check_pairs(stage, algorithm, problems);
         environment::check_joint_critic(stage, algorithm, problems);
         check_overlong(stage, algorithm, problems);
         check_critic(stage, algorithm, problems);
+        check_reference(stage, algorithm, problems);
     }
     let rollout = rollout(stage, algorithm.as_ref(), problems);
     let algorithm = algorithm?;
@@ -110,6 +112,44 @@ fn check_overlong(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<
                     "rename the component, or set `{} = 0`",
                     stage.keys.name("algorithm.overlong.factor")
                 )),
+        );
+    }
+}
+
+/// A reference is read by methods that have one; scores of new samples are in no cache.
+fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    let section = &stage.trainer;
+    let Some(reference) = &section.value.reference else { return };
+    let is_own = section.own_keys().any(|key| key == "reference");
+    if !algorithm.needs_reference() && is_own {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference")))
+                .at(section.origin_or_table("reference"), "")
+                .at_if_set(stage.keys.origin("method"), format!("{} has no reference", algorithm.method)),
+        );
+    }
+    if reference.cache.is_some() && stage.rollout.is_some() && is_own {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference.cache")))
+                .at(section.origin_or_table("reference.cache"), "")
+                .at_if_set(stage.keys.origin("method"), format!("{} samples anew in each step", algorithm.method)),
+        );
+    }
+    if reference.cache.is_some() && matches!(stage.trainer.value.backend, Backend::Megatron(_)) {
+        problems.push(
+            Problem::new(Code::Conflict, "the Megatron backend keeps no scores of its reference")
+                .at(section.origin_or_table("reference.cache"), "")
+                .at(section.origin_or_table("backend"), "")
+                .hint(format!("remove `{}`", section.name("reference.cache"))),
+        );
+    }
+    let moves = reference.sync_every.is_some() && algorithm.needs_reference();
+    if moves && matches!(stage.trainer.value.backend, Backend::Megatron(_) | Backend::Deepspeed(_)) {
+        problems.push(
+            Problem::new(Code::Conflict, "the reference does not move with this backend")
+                .at(section.origin_or_table("reference.sync_every"), "")
+                .at(section.origin_or_table("backend"), "divides a model in its own way")
+                .hint(format!("set `{} = \"torch\"`, or remove `{}`", section.name("backend"), section.name("reference.sync_every"))),
         );
     }
 }

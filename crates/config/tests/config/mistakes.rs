@@ -327,6 +327,11 @@ fn credit_of_several_agents() {
             Code::Conflict,
             "judges whole groups or single agents",
         ),
+        (
+            stage(&debate(1, 2), "group_size = 2").replace("\"grpo\"", "\"online_dpo\""),
+            Code::Conflict,
+            "compares whole completions",
+        ),
         (stage("", "advantage = \"joint_gae\""), Code::Conflict, "what several agents know together"),
         (
             stage(&debate(2, 2), "advantage = \"joint_gae\"\ncritic.backbone = \"shared\""),
@@ -529,4 +534,30 @@ fn policies_are_resolved_and_read_again() {
     let ids: Vec<_> =
         config.policy_ids().map(|(name, policy, ids)| (name, policy.is_trained(), ids)).collect();
     assert_eq!(ids, [("fixed", false, 1..2), ("old", false, 2..5), ("other", true, 5..6)]);
+}
+
+#[test]
+fn references() {
+    // The stage `rl` of the base samples, so that its shared tables are read.
+    let stage = |method: &str, reference: &str| {
+        let name = if ["dpo", "sft"].contains(&method) { "warmup" } else { "rl" };
+        format!("[[stage]]\nname = \"{name}\"\nmethod = \"{method}\"\n[stage.trainer]\nreference = {{ {reference} }}\n")
+    };
+    for (text, code, message) in [
+        (stage("sft", "model = \"folder\""), Code::Unread, "sft has no reference"),
+        (stage("grpo", "model = \"folder\""), Code::Unread, "grpo has no reference"),
+        (stage("online_dpo", "cache = \"scores\""), Code::Unread, "online_dpo samples anew in each step"),
+        (stage("dpo", "mixup = 0.5"), Code::OutOfRange, "absent without `reference.sync_every`"),
+        (stage("dpo", "sync_every = 2, mixup = 1.5"), Code::OutOfRange, "mixup"),
+        (stage("dpo", "sync_every = 0"), Code::OutOfRange, "sync_every"),
+        (stage("dpo", "sync_every = 2, cache = \"scores\""), Code::OutOfRange, "cannot be combined"),
+    ] {
+        let (codes, found) = errors_of(&text, &[]);
+        assert_eq!(codes, [code], "{text}\n{found}");
+        assert!(found.contains(message), "{found}");
+    }
+    for valid in [stage("dpo", "model = \"folder\", cache = \"scores\""), stage("online_dpo", "sync_every = 4")] {
+        let (codes, found) = errors_of(&valid, &[]);
+        assert!(codes.is_empty(), "{found}");
+    }
 }

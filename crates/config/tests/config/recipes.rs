@@ -43,6 +43,7 @@ fn recipes_are_valid_and_round_trip() {
         "judge.toml",
         "lora.toml",
         "mixed-domains.toml",
+        "online-dpo.toml",
         "tic-tac-toe.toml",
         "self-play-kuhn-poker.toml",
         "self-play-tic-tac-toe.toml",

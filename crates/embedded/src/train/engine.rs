@@ -31,6 +31,8 @@ pub struct EmbeddedTrainEngine {
     id: PolicyId,
     policy: Arc<Model>,
     reference: Option<Arc<Model>>,
+    /// True if the reference is no longer the model that the engine was created with.
+    has_reference_moved: bool,
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
@@ -61,6 +63,7 @@ impl EmbeddedTrainEngine {
             id: PolicyId::MAIN,
             policy,
             reference,
+            has_reference_moved: false,
             optimizer,
             gradients,
             generation,
@@ -327,6 +330,20 @@ impl EmbeddedTrainEngine {
         Ok(stored)
     }
 
+    /// Restores a reference that had moved. One that has moved since cannot go back to where it was at first.
+    fn restore_reference(&mut self, directory: &Path) -> Result<(), TrainError> {
+        let Some(reference) = &self.reference else { return Ok(()) };
+        let folder = directory.join(REFERENCE);
+        if folder.is_dir() {
+            let stored = Model::load(&folder).map_err(checkpoint)?.with_dtype(reference.config().dtype);
+            self.reference = Some(Arc::new(stored));
+            self.has_reference_moved = true;
+        } else if self.has_reference_moved {
+            return Err(TrainError::NoReference);
+        }
+        Ok(())
+    }
+
     fn forms(&self) -> Vec<Form> {
         if self.publications.is_some() { vec![Form::Memory, Form::Folder] } else { vec![Form::Memory] }
     }
@@ -335,6 +352,8 @@ impl EmbeddedTrainEngine {
 /// Path of a policy's value head in the engine's folder.
 const VALUE_HEAD: &str = "trainer/value_head.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
+/// Folder of a reference that has moved.
+const REFERENCE: &str = "trainer/reference";
 /// Weights of a model folder.
 const WEIGHTS: [&str; 1] = ["model.safetensors"];
 /// Files of an adapter, whose base is in another folder.
@@ -478,6 +497,22 @@ impl TrainEngine for EmbeddedTrainEngine {
         Ok(*self.digest.get_or_insert_with(|| digest(policy)))
     }
 
+    fn reference_digest(&mut self) -> Result<u64, TrainError> {
+        self.reference.as_deref().map(digest).ok_or(TrainError::NoReference)
+    }
+
+    fn sync_reference(&mut self, mixup: f64) -> Result<(), TrainError> {
+        let reference = self.reference.as_mut().ok_or(TrainError::NoReference)?;
+        Arc::make_mut(reference).mix(&self.policy, mixup);
+        self.has_reference_moved = true;
+        Ok(())
+    }
+
+    fn release_reference(&mut self) -> Result<(), TrainError> {
+        self.reference = None;
+        Ok(())
+    }
+
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
         let is_policy = self.policy.config().output_heads.language();
         let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
@@ -485,7 +520,13 @@ impl TrainEngine for EmbeddedTrainEngine {
         let weights: &[&str] = if self.policy.lora().is_some() { &ADAPTER } else { &WEIGHTS };
         let model: Vec<&str> = model.chain(weights.iter().copied()).collect();
         let trainer_files = [Some(OPTIMIZER), has_value_head.then_some(VALUE_HEAD)].into_iter().flatten();
-        let names: Vec<&str> = model.iter().copied().chain(trainer_files).collect();
+        let reference = self.reference.as_ref().filter(|_| self.has_reference_moved);
+        let of_reference: Vec<String> = match reference {
+            Some(_) => MODEL.iter().chain(&WEIGHTS).map(|name| format!("{REFERENCE}/{name}")).collect(),
+            None => Vec::new(),
+        };
+        let names = model.iter().copied().chain(trainer_files);
+        let names: Vec<&str> = names.chain(of_reference.iter().map(String::as_str)).collect();
         let mut progress = self.observer.begin(TrainWork::Write, names.len());
         self.policy.save(directory, &self.generation).map_err(checkpoint)?;
         for _ in &model {
@@ -499,6 +540,12 @@ impl TrainEngine for EmbeddedTrainEngine {
         }
         self.optimizer.save(&directory.join(OPTIMIZER)).map_err(checkpoint)?;
         progress.advance();
+        if let Some(reference) = reference {
+            let folder = directory.join(REFERENCE);
+            fs::create_dir_all(&folder).map_err(|source| storage(Access::Write, &folder, source))?;
+            reference.save(&folder, &self.generation).map_err(checkpoint)?;
+            of_reference.iter().for_each(|_| progress.advance());
+        }
         names
             .into_iter()
             .map(|name| {
@@ -522,6 +569,7 @@ impl TrainEngine for EmbeddedTrainEngine {
                 policy
             }
         };
+        self.restore_reference(directory)?;
         self.policy = Arc::new(policy.with_dtype(self.policy.config().dtype));
         self.gradients = Gradients::zeros(&self.policy);
         let settings = self.optimizer.settings().clone();

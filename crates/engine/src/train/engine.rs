@@ -4,7 +4,7 @@ use rloom_algo::{LossStep, LossTerms, TokenScores};
 use rloom_core::PolicyVersion;
 use serde::{Deserialize, Serialize};
 
-use super::{PackedBatch, ProgressObserver, TrainError};
+use super::{Feature, PackedBatch, ProgressObserver, TrainError};
 use crate::{Form, PublishedPolicy};
 
 /// Policy to score with.
@@ -13,7 +13,7 @@ use crate::{Form, PublishedPolicy};
 pub enum Which {
     /// The policy in training.
     Policy,
-    /// The fixed reference that KL is measured against.
+    /// The reference that preference losses and KL are relative to.
     Reference,
 }
 
@@ -116,8 +116,25 @@ pub trait TrainEngine: Send {
     /// Digest of the current parameters: equal weights have equal digests, on any engine of the same model.
     fn digest(&mut self) -> Result<u64, TrainError>;
 
-    /// Writes a Hugging Face folder and, in `trainer/`, the optimizer's state and a policy's value head. Returns the
-    /// files that it has written.
+    /// Digest of the reference's parameters.
+    fn reference_digest(&mut self) -> Result<u64, TrainError> {
+        Err(TrainError::NoReference)
+    }
+
+    /// Moves the reference towards the policy, tensor by tensor: `(1 − mixup)·reference + mixup·policy`. From then on it is part
+    /// of what [`save`](Self::save) writes. An error for an engine that cannot.
+    fn sync_reference(&mut self, mixup: f64) -> Result<(), TrainError> {
+        let _ = mixup;
+        Err(TrainError::Unsupported { feature: Feature::ReferenceSync })
+    }
+
+    /// Frees the reference, which then no longer scores. Does nothing by default.
+    fn release_reference(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// Writes a Hugging Face folder and, in `trainer/`, the optimizer's state, a policy's value head and a reference that has
+    /// moved. Returns the files that it has written.
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError>;
 
     /// Resumes from a directory written by [`save`](Self::save), with the heads that the engine was created with.

@@ -44,6 +44,8 @@ pub enum Feature {
     Candidates,
     /// Candidate token ids in [`accumulate`](super::TrainEngine::accumulate), where no loss reads them.
     CandidatesInLoss,
+    /// A reference that moves.
+    ReferenceSync,
 }
 
 impl fmt::Display for Feature {
@@ -52,6 +54,7 @@ impl fmt::Display for Feature {
             Self::Attachments => "attachments",
             Self::Candidates => "candidate token ids",
             Self::CandidatesInLoss => "candidate token ids in a loss",
+            Self::ReferenceSync => "a reference that moves",
         })
     }
 }

@@ -8,6 +8,7 @@ mod lora;
 mod pack;
 mod parallel;
 mod progress;
+mod reference;
 mod settings;
 
 pub use candidates::{CandidateError, CandidateIds};
@@ -17,4 +18,5 @@ pub use lora::{LoraModule, LoraSettings};
 pub use pack::{PackError, PackedBatch, pack, pack_groups, pack_unshared};
 pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
+pub use reference::{ReferenceSettings, ReferenceSync};
 pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::lora::LoraSettings;
 use super::parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
+use super::reference::ReferenceSettings;
 
 /// Activations that the backward pass recomputes instead of keeping them (Chen et al., 2016, arXiv:1604.06174): trades
 /// compute for memory. Scores and gradients are bitwise identical.
@@ -36,6 +37,9 @@ pub struct TrainSettings {
     /// Trains a LoRA adapter instead of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
+    /// The reference policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ReferenceSettings>,
     /// Threads for training.
     pub threads: usize,
     /// Maximum number of optimiser steps of a stage that are skipped because a number is not finite.
@@ -130,6 +134,7 @@ impl Default for TrainSettings {
             micro_batch_tokens: 4096,
             activation_checkpointing: ActivationCheckpointing::None,
             lora: None,
+            reference: None,
             threads: 0,
             max_skipped_steps: 0,
         }
@@ -143,8 +148,15 @@ const MAX_SECONDS: f64 = 31_536_000.0;
 
 impl TrainSettings {
     /// Keys of every backend.
-    pub const COMMON_KEYS: [&str; 6] =
-        ["backend", "micro_batch_tokens", "activation_checkpointing", "lora", "threads", "max_skipped_steps"];
+    pub const COMMON_KEYS: [&str; 7] = [
+        "backend",
+        "micro_batch_tokens",
+        "activation_checkpointing",
+        "lora",
+        "reference",
+        "threads",
+        "max_skipped_steps",
+    ];
 
     /// Settings of the ranks, if processes of their own train.
     pub fn ranks(&self) -> Option<&TorchSettings> {
@@ -187,6 +199,12 @@ impl TrainSettings {
         ValueRange::at_least(1.0).check("micro_batch_tokens", self.micro_batch_tokens as f64)?;
         if let Some(lora) = &self.lora {
             lora.validate()?;
+        }
+        if let Some(reference) = &self.reference {
+            reference.validate()?;
+            if self.lora.is_some() && reference.sync_every.is_some() {
+                return Err(SettingProblem::Conflict { other: "lora" }.at("reference.sync_every"));
+            }
         }
         let Some(torch) = self.ranks() else { return Ok(()) };
         if self.lora.is_some() {
@@ -245,6 +263,7 @@ struct Keys {
     micro_batch_tokens: Option<usize>,
     activation_checkpointing: Option<ActivationCheckpointing>,
     lora: Option<LoraSettings>,
+    reference: Option<ReferenceSettings>,
     threads: Option<usize>,
     max_skipped_steps: Option<u64>,
     share_prompts: Option<bool>,
@@ -299,6 +318,7 @@ impl<'de> Deserialize<'de> for TrainSettings {
             micro_batch_tokens: keys.micro_batch_tokens.unwrap_or(default.micro_batch_tokens),
             activation_checkpointing: keys.activation_checkpointing.unwrap_or_default(),
             lora: keys.lora,
+            reference: keys.reference,
             threads: keys.threads.unwrap_or(default.threads),
             max_skipped_steps: keys.max_skipped_steps.unwrap_or(default.max_skipped_steps),
         })
@@ -349,6 +369,8 @@ struct Table {
     /// Trains a LoRA adapter over the weights that the stage starts from, which stay as they are. Default: all weights are
     /// trained. The embedded backend alone has it.
     lora: Option<LoraSettings>,
+    /// The reference policy of methods that have one. Default: the policy at the start of the stage.
+    reference: Option<ReferenceSettings>,
     /// Threads for training; 0 for all threads of the run, also if rollouts run at the same time. PyTorch ranks divide them.
     threads: usize,
     /// Maximum number of optimiser steps of a stage that are skipped because a score, the loss or the gradient is not
@@ -362,12 +384,13 @@ impl Default for Table {
             micro_batch_tokens,
             activation_checkpointing,
             lora,
+            reference,
             threads,
             max_skipped_steps,
             ..
         } = TrainSettings::default();
         let backend = BackendTable::Embedded(EmbeddedSettings::default());
-        Self { backend, micro_batch_tokens, activation_checkpointing, lora, threads, max_skipped_steps }
+        Self { backend, micro_batch_tokens, activation_checkpointing, lora, reference, threads, max_skipped_steps }
     }
 }
 

@@ -136,6 +136,11 @@ impl EnvironmentSettings {
         }
     }
 
+    /// True if an episode can have several segments: those of several agents, or of a limited history.
+    pub fn divides_episodes(&self) -> bool {
+        !self.agents().is_empty() || self.kind().history().is_some_and(|history| !history.is_full())
+    }
+
     /// True if the environment gives step rewards.
     pub fn has_steps(&self) -> bool {
         self.kind().has_steps()

@@ -365,6 +365,16 @@ impl Gang {
         PublishedWeights::Live(Arc::new(sender))
     }
 
+    fn check_reference(&self) -> Result<(), TrainError> {
+        if self.settings.reference.is_some() { Ok(()) } else { Err(TrainError::NoReference) }
+    }
+
+    fn digest_of(&mut self, which: Which) -> Result<u64, TrainError> {
+        let frames = self.ask(json!({ "job": "digest", "which": which }))?;
+        let answer: Value = content(&frames, 0).map_err(|error| lost(self.ended(error)))?;
+        Ok(answer["digest"].as_u64().unwrap_or_default())
+    }
+
     /// Forms of publications.
     fn forms(&self) -> Vec<Form> {
         if self.opened.has_gpus { vec![Form::Folder, Form::Nccl, Form::Ipc] } else { vec![Form::Folder] }
@@ -387,8 +397,8 @@ impl TrainEngine for Gang {
         if step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::Candidates });
         }
-        if which == Which::Reference && self.settings.reference.is_none() {
-            return Err(TrainError::NoReference);
+        if which == Which::Reference {
+            self.check_reference()?;
         }
         let total = step.len() as u64;
         let observer = self.observer.clone();
@@ -450,11 +460,26 @@ impl TrainEngine for Gang {
         if let Some(digest) = self.digest {
             return Ok(digest);
         }
-        let frames = self.ask(json!({ "job": "digest" }))?;
-        let answer: Value = content(&frames, 0).map_err(|error| lost(self.ended(error)))?;
-        let digest = answer["digest"].as_u64().unwrap_or_default();
+        let digest = self.digest_of(Which::Policy)?;
         self.digest = Some(digest);
         Ok(digest)
+    }
+
+    fn reference_digest(&mut self) -> Result<u64, TrainError> {
+        self.check_reference()?;
+        self.digest_of(Which::Reference)
+    }
+
+    fn sync_reference(&mut self, mixup: f64) -> Result<(), TrainError> {
+        self.check_reference()?;
+        self.ask(json!({ "job": "sync_reference", "mixup": mixup })).map(drop)
+    }
+
+    fn release_reference(&mut self) -> Result<(), TrainError> {
+        if self.settings.reference.take().is_some() {
+            self.ask(json!({ "job": "release_reference" }))?;
+        }
+        Ok(())
     }
 
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {

@@ -32,7 +32,7 @@ use super::rollout::ConfiguredRollout;
 use super::servers::{ServerPlan, Servers, connect};
 use super::train::ConfiguredTrainer;
 use super::transfer;
-use super::{EmbeddedEngines, EngineFactory, PolicyEngines, StageStart};
+use super::{EmbeddedEngines, EngineFactory, PolicyEngines, StageStart, reference_folder};
 use crate::control::Control;
 use crate::{Policy, RunError};
 
@@ -170,6 +170,7 @@ impl ConfiguredEngines {
         start: &StageStart,
     ) -> Result<Models<ConfiguredTrainer>, RunError> {
         let folder = self.start_folder(start)?;
+        let reference = reference_folder(stage)?.unwrap_or_else(|| folder.path().to_owned());
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let places = model_places(stage, &self.offer)?;
@@ -185,7 +186,10 @@ impl ConfiguredEngines {
                     Backend::Megatron(_) => RankBackend::Megatron,
                     _ => RankBackend::Torch,
                 },
-                reference: has_reference.then(|| folder.path().to_owned()),
+                reference: match model {
+                    "policy" => has_reference.then(|| reference.clone()),
+                    _ => has_reference.then(|| folder.path().to_owned()),
+                },
                 optimizer: stage.optimizer.clone(),
                 ranks: torch.ranks,
                 shard: (torch.shard > 0).then_some(torch.shard),

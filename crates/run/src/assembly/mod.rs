@@ -14,7 +14,7 @@ mod servers;
 mod train;
 mod transfer;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Sampling from logits, for commands that step a model themselves.
@@ -32,6 +32,7 @@ use rloom_engine::{
     ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
     RolloutEngineSettings, RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
 };
+use rloom_hub::Hub;
 use rloom_learn::Models;
 use rloom_model::{Dtype, GenerationConfig, Model, ModelConfig, OptimizerSettings, OutputHeads};
 use rloom_ops::Ctx;
@@ -157,6 +158,16 @@ impl EmbeddedEngines {
         Ok(Arc::new(Model::load_frozen(folder, self.dtype)?))
     }
 
+    /// The model in a folder as the reference of a stage.
+    fn reference(&self, stage: &Stage, folder: &Path, policy: &Model) -> Result<Arc<Model>, RunError> {
+        let model = Model::load(folder)?.with_dtype(self.dtype);
+        let [own, expected] = [model.config(), policy.config()].map(|config| config.vocab_size);
+        if own != expected {
+            return Err(RunError::OtherVocabulary { stage: stage.name.clone(), own, expected });
+        }
+        Ok(Arc::new(model))
+    }
+
     /// Policy and reference of a stage.
     fn policy_and_reference(&self, stage: &Stage, start: Arc<Model>) -> Result<[Arc<Model>; 2], RunError> {
         let stage_name = || stage.name.clone();
@@ -167,6 +178,13 @@ impl EmbeddedEngines {
             None => Ok([Arc::clone(&start), start]),
         }
     }
+}
+
+/// Folder of the reference of a stage that has a model of its own.
+fn reference_folder(stage: &Stage) -> Result<Option<PathBuf>, RunError> {
+    let source = stage.trainer.reference.as_ref().and_then(|reference| reference.model.as_deref());
+    let source = source.filter(|_| stage.algorithm.needs_reference());
+    Ok(source.map(|source| Hub::from_env().model(source)).transpose()?)
 }
 
 fn is_same_folder(a: &Path, b: &Path) -> bool {
@@ -261,7 +279,10 @@ impl EngineFactory for EmbeddedEngines {
                 .with_activation_checkpointing(checkpointing)
         });
         let [policy, base] = self.policy_and_reference(stage, start)?;
-        let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&base));
+        let reference = match reference_folder(stage)? {
+            Some(folder) => Some(self.reference(stage, &folder, &policy)?),
+            None => stage.algorithm.needs_reference().then(|| Arc::clone(&base)),
+        };
         Ok(Models {
             critic,
             prm: prm.as_ref().map(|_| engine(Arc::clone(&policy), Some(base))),

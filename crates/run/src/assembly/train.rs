@@ -63,6 +63,18 @@ impl TrainEngine for ConfiguredTrainer {
         delegate!(self, digest())
     }
 
+    fn reference_digest(&mut self) -> Result<u64, TrainError> {
+        delegate!(self, reference_digest())
+    }
+
+    fn sync_reference(&mut self, mixup: f64) -> Result<(), TrainError> {
+        delegate!(self, sync_reference(mixup))
+    }
+
+    fn release_reference(&mut self) -> Result<(), TrainError> {
+        delegate!(self, release_reference())
+    }
+
     fn save(&mut self, directory: &Path) -> Result<Vec<SavedFile>, TrainError> {
         delegate!(self, save(directory))
     }

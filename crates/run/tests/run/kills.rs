@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, REUSE, REWARD_MODEL, SEGMENTS};
+use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, PREFERENCES, REUSE, REWARD_MODEL, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -56,6 +56,10 @@ fn config(kind: &Kind, directory: &Path) -> Config {
     let urls = format!("rollout.urls=[{}]", urls());
     let urls = Some(urls.as_str()).filter(|_| kind.engines == Engines::Servers);
     let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().chain(urls).collect();
+    if PREFERENCES.contains(&kind.name) {
+        let overrides: Vec<&str> = overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
+        return recipe::without_sampling(directory, &overrides);
+    }
     recipe::config(directory, &overrides)
 }
 
@@ -209,9 +213,12 @@ impl TrainedSteps {
         }
     }
 
-    /// Checks a finished run.
+    /// Checks a finished run. A stage without rollouts has its metrics and its weights alone.
     fn check_finished(&self, kind: &Kind, config: &Config) {
         let stage = &config.stages[1];
+        if stage.rollout.is_none() {
+            return check_events(kind, config);
+        }
         let mut tickets = BTreeSet::new();
         assert_eq!(self.steps.len() as u64, stage.steps);
         for (step, all) in &self.steps {
@@ -247,7 +254,8 @@ impl TrainedSteps {
         assert!(uses.values().all(|&uses| uses <= 2), "a group is reused too often");
         let later = self.steps.values().flatten().filter(|t| t.trajectory.key.segment > 0);
         assert_eq!(later.count() > 20, kind.name == SEGMENTS, "segments after the first");
-        let filters = stage.rollout.as_ref().is_some_and(|rollout| rollout.domains.replaces_groups());
+        let by_domain = stage.rollout.as_ref().is_some_and(|rollout| rollout.domains.replaces_groups());
+        let filters = by_domain || stage.algorithm.filters.replaces_groups();
         assert!(
             filters || tickets.into_iter().eq(0..stage.steps * stage.groups_per_batch),
             "a group was not trained on"
@@ -290,6 +298,8 @@ fn check_events(kind: &Kind, config: &Config) {
         let before = reported.entry(position).or_insert_with(|| metrics.clone());
         assert_eq!(*before, metrics, "{position:?}, attempt {}", line.attempt);
     }
+    let trained = reported.keys().filter(|(is_step, _)| *is_step).count() as u64;
+    assert_eq!(trained, config.stages.iter().map(|stage| stage.steps).sum::<u64>());
 }
 
 /// A kill of a child.
@@ -510,7 +520,17 @@ fn runs_with_episodes_of_several_segments_end_in_the_same_bytes() {
 
 #[test]
 fn runs_of_an_adapter_end_in_the_same_bytes() {
-    kill(11);
+    kill(12);
+}
+
+#[test]
+fn runs_on_pairs_of_samples_end_in_the_same_bytes() {
+    kill(13);
+}
+
+#[test]
+fn runs_on_preferences_end_in_the_same_bytes() {
+    (14..17).for_each(kill);
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod python_methods;
 mod recipe;
 mod recorded_rollouts;
 mod recovery;
+mod references;
 mod replay;
 mod reuse;
 mod reward_models;

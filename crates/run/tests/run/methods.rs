@@ -281,3 +281,35 @@ fn dynamic_sampling_replaces_groups_without_contrast() {
     // Of three batches of four groups, nine are replaced: fewer than a batch are left.
     assert!(error.contains("3 batches' worth") && error.contains("9 equal_outcomes"), "{error}");
 }
+
+/// Ties have no pair. Each batch has as many pairs as groups.
+#[test]
+fn groups_with_tied_rewards_are_replaced() {
+    let more = ["stage.rl.algorithm.group_size=2", "eval.every=0"];
+    let steps = check(Method::OnlineDpo, &more);
+    assert!(steps.iter().map(|m| m["filtered/tied_rewards"]).sum::<f64>() > 0.0);
+    for metrics in &steps {
+        assert_eq!(metrics["frac_reward_zero_std"], 0.0);
+        assert!(metrics["rewards/accuracies"] <= 1.0 && metrics.contains_key("logps/chosen"));
+    }
+    assert!((steps[0]["loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{}", steps[0]["loss"]);
+    let directory = tempfile::tempdir().unwrap();
+    let never = "reward.components=[{kind='random',probability=0.0}]";
+    let config = config(directory.path(), Method::OnlineDpo, &[never, more[0]]);
+    let error = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap_err().to_string();
+    assert!(error.contains("tied_rewards") && error.contains("10 batches' worth"), "{error}");
+}
+
+/// The losses of pairs, the largest groups and several optimiser steps on samples of older policies.
+#[test]
+fn pairs_of_samples_train_with_any_loss_of_pairs() {
+    for (loss, more) in [
+        ("ipo", "schedule.max_staleness=0"),
+        ("{kind='aot',paired=false}", "stage.rl.algorithm.minibatches=2"),
+        ("{kind='dpo',beta=0.5}", "stage.rl.algorithm.epochs=2"),
+        ("simpo", "stage.rl.algorithm.filter.mask_truncated=true"),
+    ] {
+        let loss = format!("stage.rl.algorithm.preference={loss}");
+        check(Method::OnlineDpo, &["stage.rl.algorithm.group_size=4", &loss, more]);
+    }
+}

@@ -11,11 +11,11 @@ use rloom_telemetry::{Event, EventLine, Observer, read_events};
 
 use crate::learning::config;
 
-const DPO: &str = include_str!("../../../../recipes/dpo.toml");
-const KTO: &str = include_str!("../../../../recipes/kto.toml");
+pub(crate) const DPO: &str = include_str!("../../../../recipes/dpo.toml");
+pub(crate) const KTO: &str = include_str!("../../../../recipes/kto.toml");
 
 /// A tiny form of a recipe with another method.
-fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
+pub(crate) fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str, more: &[&str]) -> Config {
     let prefix = format!("stage.{stage}");
     let mut overrides: Vec<String> =
         ["warmup.steps=1", "warmup.groups_per_batch=4"].map(|own| format!("stage.{own}")).into();
@@ -29,12 +29,13 @@ fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
     );
     overrides.push(format!("{prefix}.method={method}"));
     overrides.push(format!("{prefix}.algorithm={{}}"));
+    overrides.extend(more.iter().map(|own| format!("{prefix}.{own}")));
     let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
     config(recipe, directory, &overrides)
 }
 
 /// Metrics of each step of a stage.
-fn steps(config: &Config, stage: &str) -> Vec<BTreeMap<String, f64>> {
+pub(crate) fn steps(config: &Config, stage: &str) -> Vec<BTreeMap<String, f64>> {
     let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
     let of_step = |line: EventLine| match line.event {
         Event::Step { metrics } if line.stage == stage => Some(metrics),
@@ -43,7 +44,7 @@ fn steps(config: &Config, stage: &str) -> Vec<BTreeMap<String, f64>> {
     lines.into_iter().filter_map(of_step).collect()
 }
 
-struct StopEarly(&'static str, StopFlag);
+pub(crate) struct StopEarly(pub(crate) &'static str, pub(crate) StopFlag);
 
 impl Observer for StopEarly {
     fn observe(&mut self, line: &EventLine) {
@@ -53,7 +54,7 @@ impl Observer for StopEarly {
     }
 }
 
-fn weights(config: &Config, stage: &str) -> Vec<u8> {
+pub(crate) fn weights(config: &Config, stage: &str) -> Vec<u8> {
     let last = config.run_directory().join(format!("checkpoints/{stage}-step-000003"));
     let files = ["model.safetensors", "trainer/optimizer.safetensors"];
     files.map(|file| std::fs::read(last.join(file)).unwrap()).concat()
@@ -70,9 +71,9 @@ fn stages_resume_to_the_same_bytes() {
         (KTO, "kto", "bco"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let whole = tiny(&directory.path().join("whole"), recipe, stage, method);
+        let whole = tiny(&directory.path().join("whole"), recipe, stage, method, &[]);
         rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
-        let broken = tiny(&directory.path().join("broken"), recipe, stage, method);
+        let broken = tiny(&directory.path().join("broken"), recipe, stage, method, &[]);
         let stop = StopFlag::default();
         assert!(rloom_run::train(&broken, &mut StopEarly(stage, stop.clone()), &stop).unwrap().interrupted);
         let options = ResumeOptions::default();

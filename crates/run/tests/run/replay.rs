@@ -150,6 +150,33 @@ fn a_rebuild_starts_from_the_complete_state_of_a_checkpoint() {
     }
 }
 
+/// A version that was trained on pairs of samples is trained again on the same pairs.
+#[test]
+fn versions_trained_on_pairs_are_rebuilt() {
+    let directory = tempfile::tempdir().unwrap();
+    let overrides = [
+        "stage.rl.method=online_dpo",
+        "stage.rl.algorithm={group_size=3,minibatches=2}",
+        "run.keep_every=0",
+        "run.keep_last=1",
+        "eval.every=100",
+        CONTRAST,
+    ];
+    let config = trained(directory.path(), &overrides);
+    let text = zstd::decode_all(std::fs::File::open(rollouts(&config, 4)).unwrap()).unwrap();
+    let first: Value = serde_json::from_str(String::from_utf8(text).unwrap().lines().next().unwrap()).unwrap();
+    let name = format!("{}/2", first["key"]["ticket"]);
+    let rebuilt = replay(&config, &name, true).unwrap();
+    assert_eq!(rebuilt.verdict, Verdict::Equal);
+    assert_eq!(rebuilt.versions, BTreeMap::from([(3, Origin::Rebuilt { from: 0 })]));
+    // Other rewards choose other pairs.
+    tamper(&rollouts(&config, 2), |line| {
+        let value = &mut line["rewards"]["components"][0]["value"];
+        *value = Value::from(1.0 - value.as_f64().unwrap());
+    });
+    assert_ne!(replay(&config, &name, true).unwrap().verdict, Verdict::Equal);
+}
+
 #[test]
 fn a_tampered_record_is_located() {
     let directory = tempfile::tempdir().unwrap();

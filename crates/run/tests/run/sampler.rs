@@ -12,7 +12,7 @@ use rloom_core::{Group, PolicyId, PolicyVersion, Ticket, VersionSpan};
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{RolloutEngine, RolloutEngineSettings};
 use rloom_hub::Hub;
-use rloom_learn::{BatchScores, BatchTrainer, MethodFunctions, Models};
+use rloom_learn::{BatchScores, BatchTrainer, MethodFunctions, Models, ReferenceUse};
 use rloom_model::{GenerationConfig, Model, OptimizerSettings};
 use rloom_ops::Ctx;
 use rloom_run::assembly::{EmbeddedEngines, EngineFactory};
@@ -90,6 +90,7 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         is_sampler_exact: true,
         seed: config.run.seed,
         stage: 1,
+        reference: ReferenceUse::default(),
         outcome: OutcomeRule { verified: rloom_reward::DomainSet::none(), is_shaped: false },
         step_reward_weight: 0.0,
         main: None,

@@ -102,6 +102,7 @@ pub(super) fn charts() -> Vec<Chart> {
             series: vec![
                 line("equal outcomes", "filtered/equal_outcomes"),
                 line("none kept", "filtered/none_kept"),
+                line("tied rewards", "filtered/tied_rewards"),
                 line("no outcome", "filtered/no_outcome"),
                 line("function", "filtered/function"),
                 line("too hard", "filtered/too_hard"),

@@ -133,6 +133,7 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
 pub(super) const DESCRIPTIONS: &[(&str, &str)] = &[
     ("AlgoError::Refused", "forwards the hints of `Refusal` and of ranges"),
     ("stage.rs: hint", "forwards the hints of `AlgoError::Refused`"),
+    ("AlgoError::DividedPair", "the configuration is refused first, except for agents outside of the program"),
     ("AlgoError::StepScope", "tells a program which function to call"),
     ("AlgoError::TokenCorrection", "tells a program which settings to build; recipes get the hints of `Refusal`"),
     ("BatchError::Parents", "explains a list that a program passes"),

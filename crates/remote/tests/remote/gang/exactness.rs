@@ -5,11 +5,11 @@ use std::path::Path;
 
 use rloom_algo::{
     Algorithm, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep, Method, Objective,
-    PolicyLoss, PolicyObjective, Surrogate, ValueLoss,
+    PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate, ValueLoss,
 };
 use rloom_core::{PolicyVersion, Purpose, RandomKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{Form, OptimStep, PackedBatch, PublishedWeights, TrainEngine, Which, pack, pack_unshared};
+use rloom_engine::{Form, OptimStep, PackedBatch, PublishedWeights, TrainEngine, Which, pack, pack_groups, pack_unshared};
 use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_remote::{Gang, GangSettings, PolicyHeads};
@@ -49,10 +49,44 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
     ]
 }
 
+/// Losses of pairs, of labels and of the whole step, whose anchors are given.
+fn preferences() -> impl Iterator<Item = (&'static str, PolicyHeads, PolicyObjectiveOr)> {
+    [(Method::Dpo, 0.0), (Method::Orpo, 0.0), (Method::Kto, 0.3), (Method::Bco, -0.2), (Method::Aot, 0.0)].map(
+        |(method, anchor)| {
+            let preference = Algorithm::preset(method).unwrap().preference.unwrap();
+            let loss = PreferenceLoss { preference, anchor };
+            (method.name(), PolicyHeads::Policy, PolicyObjectiveOr::Preference(loss))
+        },
+    )
+    .into_iter()
+}
+
 #[derive(Debug, Clone, Copy)]
 enum PolicyObjectiveOr {
     Policy(PolicyLoss),
+    Preference(PreferenceLoss),
     Value(ValueLoss),
+}
+
+impl PolicyObjectiveOr {
+    /// Trajectories of a step; those of a preference loss are pairs.
+    fn trajectories(self, step: u64) -> Vec<Trajectory> {
+        let mut all = trajectories(step);
+        if matches!(self, Self::Preference(_)) {
+            all.retain(|t| t.key.sample < 2 && t.key.ticket.0 % 4 != 3);
+        }
+        all
+    }
+
+    /// Micro-batches of at most so many tokens, or of one pair.
+    fn packed(self, all: &[Trajectory], tokens: usize, shares_prompts: bool) -> Vec<PackedBatch> {
+        let packed = match (self, shares_prompts) {
+            (Self::Preference(_), _) => pack_groups(all, tokens, shares_prompts),
+            (_, true) => pack(all, tokens),
+            (_, false) => pack_unshared(all, tokens),
+        };
+        packed.unwrap()
+    }
 }
 
 fn objective(of: PolicyObjectiveOr, step: u64) -> Objective {
@@ -60,6 +94,7 @@ fn objective(of: PolicyObjectiveOr, step: u64) -> Objective {
         PolicyObjectiveOr::Policy(loss) => {
             Objective::Policy(PolicyObjective { loss, draws: RandomKey::new(7, 0, Purpose::Algorithm, step) })
         }
+        PolicyObjectiveOr::Preference(loss) => Objective::Preference(loss),
         PolicyObjectiveOr::Value(loss) => Objective::Value(loss),
     }
 }
@@ -148,10 +183,11 @@ fn agrees(gang: &mut Gang, name: &str, heads: PolicyHeads, of: PolicyObjectiveOr
         own.policy().named_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect();
     assert_eq!(own.digest().unwrap(), gang.digest().unwrap(), "{name}: the weights at the start");
     for step in 0..5 {
-        let all = trajectories(step);
-        let whole = pack(&all, usize::MAX).unwrap();
-        // Four or more micro-batches: not all ranks have the same number.
-        let split = if step % 2 == 0 { pack_unshared(&all, 50).unwrap() } else { pack(&all, 40).unwrap() };
+        let all = of.trajectories(step);
+        let whole = of.packed(&all, usize::MAX, true);
+        // Several micro-batches: not all ranks have the same number.
+        let split = if step % 2 == 0 { of.packed(&all, 50, false) } else { of.packed(&all, 40, true) };
+        assert!(split.len() > 1 && whole.len() == 1, "{name}");
         let losses = [accumulate(&mut own, &whole, &all, of, step), accumulate(gang, &split, &all, of, step)];
         assert!((losses[0] - losses[1]).abs() <= 1e-5 * losses[0].abs().max(1.0), "{name}: {losses:?}");
         if step == 0 {
@@ -179,7 +215,7 @@ fn agree(ranks: usize, also: impl Fn(GangSettings) -> GangSettings) {
     let settings = also(settings(folder.path(), ranks));
     let mut gang = start(settings.clone());
     assert_eq!(gang.layout(), "packed");
-    for (name, heads, of) in losses() {
+    for (name, heads, of) in losses().into_iter().chain(preferences()) {
         gang.reopen(GangSettings { heads, ..settings.clone() }).unwrap();
         agrees(&mut gang, &format!("{name} on {ranks} ranks"), heads, of);
     }

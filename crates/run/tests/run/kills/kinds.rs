@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 14] = [
+pub(super) const KINDS: [Kind; 18] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -172,7 +172,25 @@ pub(super) const KINDS: [Kind; 14] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
+    Kind {
+        name: "pairs of samples",
+        schedule: &["stage.rl.method=online_dpo", "stage.rl.algorithm.preference=ipo"],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    preferences(PREFERENCES[0], &["stage.rl.method=dpo", "stage.rl.data.rows=preferences"]),
+    preferences(PREFERENCES[1], &["stage.rl.method=kto", "stage.rl.data.rows=labels"]),
+    preferences(PREFERENCES[2], &["stage.rl.method=bco", "stage.rl.data.rows=labels"]),
 ];
+
+/// The kinds that learn from given preferences.
+pub(super) const PREFERENCES: [&str; 3] = ["pairs", "labels", "labels with a running anchor"];
+
+/// A stage that learns from given preferences.
+const fn preferences(name: &'static str, schedule: &'static [&'static str]) -> Kind {
+    Kind { name, schedule, max_staleness: 0, is_reproducible: true, engines: Engines::Embedded }
+}
 
 /// The kind that trains an adapter.
 pub(super) const ADAPTER: &str = "an adapter";

@@ -73,6 +73,16 @@ pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
     Config::from_text("tiny.toml", TEXT, &all).map_err(|errors| errors.to_string()).unwrap()
 }
 
+/// The recipe with a second stage that learns from given completions instead of sampling.
+#[cfg(unix)]
+pub(crate) fn without_sampling(directory: &Path, overrides: &[&str]) -> Config {
+    let text = TEXT.replace("[sampling]", "[eval.sampling]");
+    let text = text.replace("[stage.algorithm]\ngroup_size = 4\n", "");
+    let parent = format!("run.directory={}", directory.display());
+    let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
+    Config::from_text("tiny.toml", &text, &all).map_err(|errors| errors.to_string()).unwrap()
+}
+
 /// The recipe without its model, for overrides that name one.
 pub(crate) fn without_model() -> String {
     let (head, rest) = TEXT.split_once("[model.new]").unwrap();
