@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,6 +85,23 @@ def test_scores_are_the_outputs_of_the_model(
         messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         answers = [[{"role": "assistant", "content": completion}] for completion in COMPLETIONS]
         assert score(prompts=messages, completions=answers) == scores
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_folders_of_rloom_end_texts_as_in_training(template: str | None, tmp_path: Path) -> None:
+    tokenizer = save(tmp_path, template)
+    tokenizer.eos_token = "9"  # noqa: S105
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rloom": {"end_token": True}}))
+    scores = load(f"reward_model:16:{tmp_path}")(prompts=["1", "1"], completions=["2", "293"])
+    own: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    # Without an end-of-text token one is added; what follows the last one is left out.
+    for text, found in zip(["129", "129"], scores, strict=True):
+        whole = text if template is None else f"u1a{text[1:]}"
+        with torch.inference_mode():
+            expected = own(input_ids=torch.tensor([tokenizer.encode(whole)])).logits.item()
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_texts_of_similar_lengths_are_computed_together() -> None:
