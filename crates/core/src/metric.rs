@@ -147,7 +147,7 @@ metrics! {
     GROUPS_NONE_KEPT = "groups_none_kept", "groups";
     /// 1 if the rewards of every group are equal, so that GPG has no gradient for the batch.
     BATCH_NO_CONTRAST = "batch_no_contrast", "";
-    /// Fraction of environment steps whose state occurs only once in the group.
+    /// Fraction of environment steps whose state occurs only once among the steps that are compared.
     FRAC_STATES_SEEN_ONCE = "frac_states_seen_once", "fraction";
     /// Groups replaced before training since the last batch. The reason follows.
     FILTERED_PREFIX = prefix "filtered/", "groups";

@@ -312,7 +312,9 @@ fn rounds_have_the_advantage_of_what_agents_know_together() {
     };
     let a =
         AgentPart { name: "a", tokens: (0, 2), turns: vec![turn(0, 0), turn(1, 2)], ..AgentPart::default() };
-    let turns = vec![turn(2, 0), turn(3, 1), turn(4, 2)];
+    // A turn without a token makes no round.
+    let nothing = AgentTurn { tokens: (5, 5), ..turn(4, 3) };
+    let turns = vec![turn(2, 0), turn(3, 1), turn(4, 2), nothing];
     let b = AgentPart { name: "b", tokens: (2, 5), turns, ..AgentPart::default() };
     let agents = [a, b];
     let values = [0.25, 0.5, 0.75];
@@ -367,8 +369,8 @@ fn steps_of_an_agent_are_followed_by_its_own() {
         reward,
         state: Some(state),
     };
-    let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -1.0, "o")];
-    let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 1.0, "o")];
+    let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -0.5, "o")];
+    let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 0.25, "o")];
     let turns: [&[Option<f64>]; 2] = [&[None, None], ONE];
     let agents = |sign: f64| [("first", Some(sign), turns[0]), ("second", Some(-sign), turns[1])];
     let (of_won, of_lost) = (agents(1.0), agents(-1.0));
@@ -379,7 +381,7 @@ fn steps_of_an_agent_are_followed_by_its_own() {
     let spec = AdvantageSpec { estimator: Estimator::Gigpo(settings), kl_coef: 0.0, whiten: false };
     let found =
         advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &[group]).unwrap();
-    // Episode: ±1. Steps: ±0.5 from the start, none in states seen once, ±1 in "o".
-    assert_near(&tokens(&found, 0, 0, 3), &[1.5, 1.0, -2.0]);
-    assert_near(&tokens(&found, 0, 1, 3), &[-1.5, -1.0, 2.0]);
+    // Episode: ±1. Steps: ±0.5 from the start, none in states seen once, ∓0.375 in "o".
+    assert_near(&tokens(&found, 0, 0, 3), &[1.5, 1.0, -1.375]);
+    assert_near(&tokens(&found, 0, 1, 3), &[-1.5, -1.0, 1.375]);
 }

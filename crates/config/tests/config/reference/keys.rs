@@ -9,7 +9,7 @@ use rloom_config::Config;
 use rloom_config::reference::{EngineKind, KeyDoc, key_paths, keys, tables};
 
 /// Maximum number of keys that apply to one method with each pair of engines.
-const MAX_KEYS: [(EngineKind, usize); 2] = [(EngineKind::Embedded, 101), (EngineKind::TorchAndVllm, 111)];
+const MAX_KEYS: [(EngineKind, usize); 2] = [(EngineKind::Embedded, 103), (EngineKind::TorchAndVllm, 113)];
 
 /// Keys that select the engines.
 const SELECTORS: [&str; 2] = ["rollout.engine", "trainer.backend"];

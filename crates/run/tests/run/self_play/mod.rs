@@ -96,7 +96,6 @@ fn players_of_tic_tac_toe_win_more_unless_they_want_to_lose() {
         "stage.warmup.steps=100",
         "stage.warmup.eval_every=0",
         "stage.rl.steps=25",
-        "stage.rl.groups_per_batch=128",
         "eval.every=1000",
         "eval.tasks=512",
         "eval.sets=[]",
