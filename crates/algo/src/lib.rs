@@ -36,6 +36,7 @@ mod loss;
 mod message;
 mod method;
 mod methods;
+mod noise;
 mod objective;
 mod overlong;
 mod preference;
@@ -72,6 +73,7 @@ pub use loss::{
 pub use message::MessageError;
 pub use method::DataKind;
 pub use methods::Method;
+pub use noise::EmbeddingNoise;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
 pub use preference::kinds as preferences;

@@ -54,10 +54,12 @@ const WITHOUT_INFLUENCE: [&str; 40] = [
     "reward.retries",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 22] = [
+const FROM_A_CHECKPOINT: [&str; 24] = [
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
+    "validation.every",
+    "validation.rows",
     "steps",
     "trainer.learning_rate",
     "trainer.warmup_steps",

@@ -13,6 +13,7 @@ mod preference;
 mod report;
 mod rows;
 mod scores;
+mod validation;
 
 #[cfg(test)]
 mod agent_tests;
@@ -22,6 +23,8 @@ mod batch_tests;
 mod policy_tests;
 #[cfg(test)]
 mod preference_tests;
+#[cfg(test)]
+mod validation_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};

@@ -122,7 +122,7 @@ impl BatchTrainer {
     }
 
     /// Log-probabilities of the reference: the policy at the start of the stage.
-    fn reference<E: TrainEngine>(
+    pub(crate) fn reference<E: TrainEngine>(
         &self,
         engine: &mut E,
         members: &[Member<'_>],

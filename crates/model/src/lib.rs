@@ -41,7 +41,7 @@ pub use config::{ConfigError, Family, Inconsistency, ModelConfig, NewModel, Outp
 pub use decode::{KvCache, RowRequest, StepError, StepRow, StepScratch};
 pub use dtype::{ActivationCheckpointing, Dtype};
 pub use files::ModelFiles;
-pub use forward::Forward;
+pub use forward::{Forward, Noise};
 pub use generation::GenerationConfig;
 pub use gradients::Gradients;
 pub use model::{LoadError, Model};

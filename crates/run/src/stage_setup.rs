@@ -26,7 +26,7 @@ use rloom_text::Tokenizer;
 use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck, row_kind};
 use crate::{Policy, RunError};
-use rloom_stage::{GroupSource, StageDomains};
+use rloom_stage::{GroupSource, StageDomains, StageValidation};
 
 /// Rewards computed at once beyond one per thread.
 const EXTRA_REWARD_SLOTS: usize = 2;
@@ -177,18 +177,9 @@ impl RunInputs {
             return Ok((GroupSource::Recorded(source), cursor(&dataset)?, false));
         }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
-            let dataset = open(Split::Demonstration, row_kind(stage))?;
-            let cursor = cursor(&dataset)?;
-            let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
-            let source = GroupSource::Demonstrations(DemonstrationSource {
-                dataset,
-                cursor: cursor.clone(),
-                tokenizer: self.tokenizer_of(&stage.data),
-                environment: stage.environment.environment(timeout, host_of("environment"))?,
-                context: self.context,
-                timeout,
-            });
-            return Ok((source, cursor, false));
+            let source = self.rows(index, stage, Split::Demonstration, rows)?;
+            let cursor = source.cursor.clone();
+            return Ok((GroupSource::Demonstrations(source), cursor, false));
         };
         let dataset = open(Split::Train, RowKind::Prompts)?;
         let cursor = cursor(&dataset)?;
@@ -216,6 +207,40 @@ impl RunInputs {
         let several_domains = dataset.domains().len() > 1;
         let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor.clone(), settings);
         Ok((GroupSource::Rollouts(Arc::new(runner)), cursor, several_domains))
+    }
+
+    /// The rows of a split of a stage that learns from them.
+    fn rows(
+        &self,
+        index: u32,
+        stage: &Stage,
+        split: Split,
+        rows: &KeptRows,
+    ) -> Result<DemonstrationSource, RunError> {
+        let kept = (split, row_kind(stage));
+        let dataset = rows.open(&stage.data, kept, &stage.environment, self.seed, &self.hub)?;
+        let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
+        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
+        Ok(DemonstrationSource {
+            cursor: Cursor::over(&dataset, &[], stage.order, self.seed, index)?,
+            dataset,
+            tokenizer: self.tokenizer_of(&stage.data),
+            environment: stage.environment.environment(timeout, host)?,
+            context: self.context,
+            timeout,
+        })
+    }
+
+    /// The loss on held-out rows of a stage; `None` if it has none.
+    pub(crate) fn validation(
+        &self,
+        index: u32,
+        stage: &Stage,
+        rows: &KeptRows,
+    ) -> Result<Option<StageValidation>, RunError> {
+        let Some(settings) = &stage.validation else { return Ok(None) };
+        let source = self.rows(index, stage, Split::Eval, rows)?;
+        Ok(Some(StageValidation::new(source, settings.rows, settings.every, stage.steps)))
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.

@@ -44,6 +44,11 @@ pub enum Feature {
     Candidates,
     /// Candidate token ids in [`accumulate`](super::TrainEngine::accumulate), where no loss reads them.
     CandidatesInLoss,
+    /// Noise on embeddings.
+    EmbeddingNoise,
+    /// Noise on the embeddings of prompts that several sequences share, whose noise differs, or in a loss of step scope, which
+    /// is evaluated on scores without noise.
+    SharedNoise,
 }
 
 impl fmt::Display for Feature {
@@ -52,6 +57,8 @@ impl fmt::Display for Feature {
             Self::Attachments => "attachments",
             Self::Candidates => "candidate token ids",
             Self::CandidatesInLoss => "candidate token ids in a loss",
+            Self::EmbeddingNoise => "embeddings with noise",
+            Self::SharedNoise => "embeddings with noise in shared prompts or in a loss of step scope",
         })
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rloom_algo::{
-    Algorithm, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep, Method, Objective,
-    PolicyLoss, PolicyObjective, Surrogate, ValueLoss,
+    Algorithm, EmbeddingNoise, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep,
+    Method, Objective, PolicyLoss, PolicyObjective, Surrogate, ValueLoss,
 };
 use rloom_core::{PolicyVersion, Purpose, RandomKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
@@ -46,6 +46,7 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
         ("prime", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::Prime))),
         ("prime's reward model", PolicyHeads::Policy, PolicyObjectiveOr::Policy(prm)),
         ("clip_cov", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::ClipCov))),
+        ("sft with noise", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::Sft))),
     ]
 }
 
@@ -53,6 +54,12 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
 enum PolicyObjectiveOr {
     Policy(PolicyLoss),
     Value(ValueLoss),
+}
+
+impl PolicyObjectiveOr {
+    fn is_noisy(self) -> bool {
+        matches!(self, Self::Policy(loss) if matches!(loss.surrogate, Surrogate::Sft(_)))
+    }
 }
 
 fn objective(of: PolicyObjectiveOr, step: u64) -> Objective {
@@ -88,7 +95,7 @@ fn inputs(batches: &[PackedBatch]) -> Vec<LossInputs> {
     batches.iter().map(of_batch).collect()
 }
 
-/// Accumulates a step and returns the loss.
+/// Accumulates a step and returns the loss. SFT is trained with noise on the embeddings.
 fn accumulate(
     engine: &mut dyn TrainEngine,
     batches: &[PackedBatch],
@@ -98,7 +105,8 @@ fn accumulate(
 ) -> f64 {
     let counts = GlobalCounts::of_lengths(all.iter().map(Trajectory::policy_tokens), 16);
     let inputs = inputs(batches);
-    let loss = LossStep::new(objective(of, step), counts, &inputs);
+    let noise = of.is_noisy().then_some(EmbeddingNoise { alpha: 5.0, seed: 3, stage: 0, step: step as u32 });
+    let loss = LossStep { noise, ..LossStep::new(objective(of, step), counts, &inputs) };
     engine.accumulate(batches, &loss).unwrap().terms.loss()
 }
 
@@ -149,7 +157,9 @@ fn agrees(gang: &mut Gang, name: &str, heads: PolicyHeads, of: PolicyObjectiveOr
     assert_eq!(own.digest().unwrap(), gang.digest().unwrap(), "{name}: the weights at the start");
     for step in 0..5 {
         let all = trajectories(step);
-        let whole = pack(&all, usize::MAX).unwrap();
+        // The noise of a shared prompt would be that of several sequences.
+        let whole =
+            if of.is_noisy() { pack_unshared(&all, usize::MAX) } else { pack(&all, usize::MAX) }.unwrap();
         // Four or more micro-batches: not all ranks have the same number.
         let split = if step % 2 == 0 { pack_unshared(&all, 50).unwrap() } else { pack(&all, 40).unwrap() };
         let losses = [accumulate(&mut own, &whole, &all, of, step), accumulate(gang, &split, &all, of, step)];
