@@ -59,6 +59,15 @@ def run_with(rollout: str) -> list:
     return ["--rloom", "{rloom}", "--rollout", rollout, "--vllm", "{vllm}"]
 
 
+def on_rows(workload: str, method: str) -> list:
+    """RLoom and TRL on rows: supervised fine-tuning or preferences."""
+    given = ["--method", method, *steps(6, 2)]
+    return [
+        *peer(workload, "RLoom", "torch", "rloom_rows.py", "--rloom", "{rloom}", *given),
+        *peer(workload, "TRL", "torch", "trl_rows.py", *given),
+    ]
+
+
 PROGRAMS = [
     *own("train S", "train", "S", 8, threads=True),
     *peer("train S", "PyTorch eager", "torch", "torch_train.py", *steps(6, 2)),
@@ -74,6 +83,8 @@ PROGRAMS = [
     *peer("GRPO step S", "torch rank with RLoom's sampler", "torch", "rloom_grpo.py", *run_with("embedded"), *steps(3, 2)),
     *peer("GRPO step S", "torch rank with vLLM", "torch", "rloom_grpo.py", *run_with("vllm"), *steps(3, 2), quick=False),
     *peer("GRPO step S", "TRL", "torch", "trl_grpo.py", *steps(3, 1)),
+    *on_rows("SFT step S", "sft"),
+    *on_rows("DPO step S", "dpo"),
     *own("train M", "train", "M", 3, timeout=600),
     *peer("train M", "PyTorch eager", "torch", "torch_train.py", "--shape", "M", *steps(3, 1), timeout=600),
     *peer("train M", "torch rank", "torch", "torch_rank.py", "--shape", "M", *steps(3, 1), timeout=600),
@@ -116,6 +127,9 @@ COMPARISONS = [
     Comparison("speed", "decode S", "transformers.generate, better of f32 and bf16", 6, ("transformers.generate",)),
     Comparison("speed", "decode S", "vLLM CPU, best of f32 and bf16, eager and compiled", 10, ("vLLM",)),
     Comparison("speed", "GRPO step S", "TRL GRPOTrainer, better of f32 and bf16 autocast", 6, ("TRL",)),
+    # 0.9 × the target of the plain training step.
+    Comparison("speed", "SFT step S", "TRL SFTTrainer, better of f32 and bf16 autocast", 2.25, ("TRL",)),
+    Comparison("speed", "DPO step S", "TRL DPOTrainer, better of f32 and bf16 autocast", 2.25, ("TRL",)),
     Comparison("speed", "train M", "PyTorch eager bf16 autocast", 1.5, ("PyTorch eager bf16",)),
     Comparison("bandwidth", "decode M", "measured read bandwidth of the machine", 0.8),
     Comparison("products", "GEMMs of train M", "the faster of PyTorch bf16 and the in-register GEMM ceiling", 0.6),

@@ -3,7 +3,7 @@
 from rloom._binary import RloomError
 from rloom._native import VERSION as __version__
 from rloom._native import NativeError
-from rloom._run import Evaluation, Rollout, Run, Sample, Step, load_run
+from rloom._run import Evaluation, Rollout, Run, Sample, Step, Validation, load_run
 from rloom._train import RunFailedError, train
 from rloom.agent import LeaseError, Session, session, sessions
 
@@ -18,6 +18,7 @@ __all__ = [
     "Sample",
     "Session",
     "Step",
+    "Validation",
     "__version__",
     "load_run",
     "session",

@@ -48,6 +48,9 @@ class LossStep:
     def inert(self, micro_batch: int) -> list[bool]:
         """Marks the sequences whose coefficients are all 0 for any scores: they need no backward pass."""
 
+    def noise(self, sequences: list[tuple[tuple[int, int, int], int]], width: int) -> bytearray | None:
+        """Noise on the embeddings of sequences, each its key and its number of tokens: `[tokens, width]`, or none."""
+
     def evaluate(self, micro_batch: int, logprob: bytes, entropy: bytes, value: bytes = b"") -> LossGrad:
         """Loss and coefficients of one micro-batch."""
 

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-KINDS = ["stage_started", "step", "sample", "evaluation", "evaluation_sample", "checkpoint", "warning"]
+KINDS = [
+    "stage_started",
+    "step",
+    "sample",
+    "evaluation",
+    "evaluation_sample",
+    "validation",
+    "checkpoint",
+    "warning",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +52,15 @@ class Evaluation(Step):
     """An evaluation on held-out tasks."""
 
     tasks: int
+    best: bool
+    """True if this is the best version so far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation(Step):
+    """The loss of a version on held-out rows."""
+
+    rows: int
     best: bool
     """True if this is the best version so far."""
 
@@ -114,6 +132,7 @@ class Run:
     """Error of a failed run."""
     steps: list[Step]
     evaluations: list[Evaluation]
+    validations: list[Validation]
     samples: list[Sample]
     """Completions that the event stream shows of each step; `rollouts` has all."""
     evaluation_samples: list[Sample]
@@ -136,10 +155,10 @@ class Run:
         return sorted({name for step in self.steps for name in step.metrics})
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """Values of a metric with their global steps; evaluations have the prefix `eval/`."""
+        """Values of a metric with their global steps; evaluations have the prefix `eval/`, validations `validation/`."""
         return [
             (s.global_step, s.metrics[metric])
-            for s in [*self.steps, *self.evaluations]
+            for s in [*self.steps, *self.evaluations, *self.validations]
             if metric in s.metrics
         ]
 
@@ -193,6 +212,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         error=end["error"],
         steps=[_record(Step, line) for line in events["step"]],
         evaluations=[_record(Evaluation, line) for line in events["evaluation"]],
+        validations=[_record(Validation, line) for line in events["validation"]],
         samples=[_record(Sample, line) for line in events["sample"]],
         evaluation_samples=[_record(Sample, line) for line in events["evaluation_sample"]],
         checkpoints=[folder for folder in dict.fromkeys(folders) if folder.is_dir()],

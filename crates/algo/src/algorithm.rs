@@ -36,6 +36,8 @@ pub struct Algorithm {
     pub epochs: u32,
     /// Optimiser steps per pass.
     pub minibatches: u32,
+    /// Scale α of the noise on the embeddings in training; `None` for no noise.
+    pub neftune_noise_alpha: Option<f64>,
     /// The settings that were used.
     pub(crate) settings: AlgorithmSettings,
 }

@@ -36,6 +36,7 @@ mod loss;
 mod message;
 mod method;
 mod methods;
+mod noise;
 mod objective;
 mod overlong;
 mod pair;
@@ -74,6 +75,7 @@ pub use loss::{
 pub use message::MessageError;
 pub use method::DataKind;
 pub use methods::Method;
+pub use noise::EmbeddingNoise;
 pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
 pub use pair::best_and_worst;

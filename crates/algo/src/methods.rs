@@ -32,7 +32,7 @@ macro_rules! methods {
                 }
             }
 
-            /// The preset of the method; `None` for `sft`, which has no settings of its own.
+            /// The preset of the method; `None` for methods that learn from demonstrations, which have no settings of their own.
             pub(crate) fn settings(self) -> Option<AlgorithmSettings> {
                 match self { $(Self::$method => $preset,)+ }
             }
@@ -43,6 +43,8 @@ macro_rules! methods {
 methods! {
     /// Supervised fine-tuning.
     Sft = "sft" => None,
+    /// Dynamic fine-tuning.
+    Dft = "dft" => None,
     /// Reward model of completions, from preferences.
     RewardModel = "reward_model" => Some(AlgorithmSettings {
         reward_model: Some(RewardModelSettings { center_rewards_coefficient: Some(0.0) }),

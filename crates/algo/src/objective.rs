@@ -6,9 +6,9 @@ use rloom_core::{RandomKey, RandomStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AlgoError, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss, PreferenceLoss,
-    RewardLoss, Scope, StepLabel, TokenScores, ValueLoss, policy_loss, preference_loss, preference_step,
-    reward_loss, step_loss, value_loss,
+    AlgoError, EmbeddingNoise, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss,
+    PreferenceLoss, RewardLoss, Scope, StepLabel, TokenScores, ValueLoss, policy_loss, preference_loss,
+    preference_step, reward_loss, step_loss, value_loss,
 };
 
 /// Inputs of a loss for one micro-batch, without the scores. The owned form of [`LossBatch`].
@@ -150,12 +150,15 @@ pub struct LossStep<'a> {
     pub counts: GlobalCounts,
     /// Inputs of each micro-batch, in order.
     pub inputs: Cow<'a, [LossInputs]>,
+    /// Noise on the embeddings of the tokens; scores without a gradient have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise: Option<EmbeddingNoise>,
 }
 
 impl<'a> LossStep<'a> {
     /// A step over borrowed inputs.
     pub fn new(objective: Objective, counts: GlobalCounts, inputs: &'a [LossInputs]) -> Self {
-        Self { objective, counts, inputs: Cow::Borrowed(inputs) }
+        Self { objective, counts, inputs: Cow::Borrowed(inputs), noise: None }
     }
 
     /// The same step with its own copy of the inputs.
@@ -165,6 +168,7 @@ impl<'a> LossStep<'a> {
             objective: self.objective,
             counts: self.counts,
             inputs: Cow::Owned(self.inputs.into_owned()),
+            noise: self.noise,
         }
     }
 

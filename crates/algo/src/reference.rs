@@ -111,6 +111,7 @@ fn sample() -> AlgorithmSettings {
         entropy_coef: Some(0.01),
         epochs: Some(1),
         minibatches: Some(1),
+        neftune_noise_alpha: Some(5.0),
         kl: Some(KlSettings {
             coef: Some(0.1),
             estimator: Some(KlEstimator::K3),

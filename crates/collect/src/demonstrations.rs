@@ -31,8 +31,12 @@ pub struct DemonstrationSource {
 impl DemonstrationSource {
     /// Returns the group of a ticket.
     pub async fn group(&self, ticket: Ticket) -> Result<Group, GroupFailure> {
-        let index = self.cursor.at(ticket.0).index;
-        self.demonstration(ticket, index).await.map_err(|error| GroupFailure::new(index, &error))
+        self.row(ticket, self.cursor.at(ticket.0).index).await
+    }
+
+    /// Returns the group of the row at a position of the data.
+    pub async fn row(&self, ticket: Ticket, position: u64) -> Result<Group, GroupFailure> {
+        self.demonstration(ticket, position).await.map_err(|error| GroupFailure::new(position, &error))
     }
 
     async fn demonstration(&self, ticket: Ticket, index: u64) -> Result<Group, CollectError> {

@@ -1,6 +1,6 @@
 //! Composes typed sections from the merged tree, each with the origins of its keys.
 //!
-//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]`, `[schedule]` and `[domains]` at the root
+//! `[data]`, `[environment]`, `[sampling]`, `[reward]`, `[trainer]`, `[rollout]`, `[schedule]`, `[domains]` and `[validation]` at the root
 //! are shared by all stages; a stage's table of the same name overrides single keys. Evaluation defaults to the settings of the
 //! last stage.
 
@@ -29,6 +29,7 @@ use crate::problem::{Code, Problem};
 use crate::renamed::RENAMED;
 use crate::section::{Section, empty};
 use crate::settings::RunSettings;
+use crate::validation::ValidationSettings;
 
 /// Tables that describe one of several alternatives.
 pub(crate) const CHOICES: &[Choice] = &[
@@ -59,8 +60,8 @@ const fn choice(table: &'static str) -> Choice {
 }
 
 /// Tables at the root that stages share.
-pub(crate) const SHARED: [&str; 8] =
-    ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule", "domains"];
+pub(crate) const SHARED: [&str; 9] =
+    ["data", "environment", "sampling", "reward", "trainer", "rollout", "schedule", "domains", "validation"];
 
 /// Required keys of a stage.
 const REQUIRED: [&str; 4] = ["name", "method", "steps", "groups_per_batch"];
@@ -96,6 +97,8 @@ pub(crate) struct StageDraft {
     pub(crate) optimizer: Section<OptimizerSettings>,
     pub(crate) trainer: Section<TrainSettings>,
     pub(crate) rollout: Option<RolloutDraft>,
+    /// `None` without such a table, and in stages that sample.
+    pub(crate) validation: Option<Section<ValidationSettings>>,
 }
 
 #[derive(Debug)]
@@ -111,7 +114,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 18] = [
+    let sections: [(&str, &[&str]); 19] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -121,6 +124,7 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("rollout", field_names::<RolloutEngineSettings>()),
         ("schedule", field_names::<ScheduleSettings>()),
         ("domains", field_names::<DomainSettings>()),
+        ("validation", field_names::<ValidationSettings>()),
         ("policies", field_names::<PolicySettings>()),
         ("eval", field_names::<EvalKeys>()),
         ("stage", field_names::<StageKeys>()),
@@ -216,6 +220,9 @@ impl Composer<'_> {
         let environment = self.section("environment", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
         let keys = keys?;
+        let has_validation =
+            keys.method.is_supervised() && !keys.method.trains_reward_model() && !self.layers("validation", &[stage]).is_empty();
+        let validation = has_validation.then(|| self.section("validation", &[stage], stage.origin));
         let rollout = if keys.method.is_supervised() {
             None
         } else {
@@ -240,6 +247,10 @@ impl Composer<'_> {
             optimizer: optimizer?,
             trainer: trainer?,
             rollout,
+            validation: match validation {
+                Some(section) => Some(section?),
+                None => None,
+            },
         })
     }
 

@@ -20,6 +20,7 @@ use crate::domains::DomainSettings;
 use crate::policies::PolicySettings;
 use crate::schema::{TrainerTable, method_schema};
 use crate::settings::{EvalSet, RunSettings};
+use crate::validation::ValidationSettings;
 
 /// A table whose content is read elsewhere.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +93,9 @@ pub(crate) struct RootKeys {
     /// Quotas, filters and curriculum by domain, in all stages that sample.
     #[schemars(with = "Option<DomainSettings>")]
     domains: Option<Subtable>,
+    /// Loss on held-out rows in all stages that learn from rows.
+    #[schemars(with = "Option<ValidationSettings>")]
+    validation: Option<Subtable>,
     /// Policies in addition to the main one, `[policies.NAME]`, for agents of the environment that name them.
     #[serde(default)]
     pub(crate) policies: BTreeMap<String, PolicySettings>,
@@ -232,4 +236,7 @@ pub(crate) struct StageKeys {
     /// Overrides of `[domains]` in this stage.
     #[schemars(with = "Option<DomainSettings>")]
     domains: Option<Subtable>,
+    /// Overrides of `[validation]` in this stage.
+    #[schemars(with = "Option<ValidationSettings>")]
+    validation: Option<Subtable>,
 }

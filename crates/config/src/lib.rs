@@ -11,6 +11,7 @@
 //! [model]      path = "folder or hub id", or [model.new] with [tokenizer]
 //! [data]       [environment] [sampling] [reward] [trainer] [rollout]: shared by all stages and by evaluation
 //! [schedule]   staleness and order of batches, shared by all stages that sample
+//! [validation] loss on held-out rows, shared by all stages that learn from rows
 //! [domains]    quotas, filters and curriculum by domain, shared by all stages that sample
 //! [eval]       every, tasks, samples; [eval.sampling] [eval.data] [eval.environment] …; [[eval.sets]]
 //! [[stage]]    name, method, steps, groups_per_batch, from …; [stage.algorithm]; overrides such as [stage.data]
@@ -37,6 +38,7 @@ mod schema;
 mod secret;
 mod section;
 mod settings;
+mod validation;
 mod warnings;
 
 pub use domains::DomainSettings;
@@ -49,4 +51,5 @@ pub use schema::schema;
 pub use settings::{
     Config, EvalSet, EvalSettings, ModelSource, Resume, RunSettings, Stage, StageRollout, Start,
 };
+pub use validation::ValidationSettings;
 pub use warnings::Warning;

@@ -77,6 +77,9 @@ impl Config {
                 set("domains", Value::Table(table(&rollout.domains)));
             }
         }
+        if let Some(validation) = &stage.validation {
+            set("validation", Value::Table(table(validation)));
+        }
         set("algorithm", Value::Table(table(&stage.algorithm.to_settings())));
         let mut trainer = optimizer_table(&stage.optimizer);
         trainer.extend(table(&stage.trainer));

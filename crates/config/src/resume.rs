@@ -55,12 +55,14 @@ const WITHOUT_INFLUENCE: [&str; 41] = [
     "reward.retries",
 ];
 /// Settings that may change from a checkpoint on.
-const FROM_A_CHECKPOINT: [&str; 23] = [
+const FROM_A_CHECKPOINT: [&str; 25] = [
     // Recorded log-probabilities are computed again.
     "model.numeric_path",
     "run.checkpoint_every",
     "checkpoint_every",
     "eval_every",
+    "validation.every",
+    "validation.rows",
     "steps",
     "trainer.learning_rate",
     "trainer.warmup_steps",

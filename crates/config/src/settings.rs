@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::domains::DomainSettings;
 use crate::keep_rollouts::KeepRollouts;
 use crate::policies::PolicySettings;
+use crate::validation::ValidationSettings;
 
 /// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
 #[derive(Debug, Clone, PartialEq)]
@@ -226,6 +227,8 @@ pub struct Stage {
     pub environment: EnvironmentSettings,
     /// Settings of sampling and scoring; `None` in supervised stages.
     pub rollout: Option<StageRollout>,
+    /// Loss on held-out rows; `None` for none.
+    pub validation: Option<ValidationSettings>,
 }
 
 /// Settings of a stage that samples and scores completions.

@@ -304,6 +304,10 @@ metrics! {
     EVAL_CALIBRATION_ERROR = "eval/calibration_error", "";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
+    /// Loss of the method on the held-out rows of a stage that learns from rows.
+    VALIDATION_LOSS = "validation/loss", "";
+    /// Another metric of the loss on held-out rows. The name of the metric follows: `validation/rewards/accuracies`.
+    VALIDATION_PREFIX = prefix "validation/", "";
     /// A metric of a further policy of the run. The name of the policy and that of the metric follow:
     /// `policy/verifier/loss`. Metrics without this prefix are those of the main policy. Of a league: `win_rate`, the share of
     /// episodes that the learner has won against the versions that are kept, and `versions`, their number.

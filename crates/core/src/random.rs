@@ -34,6 +34,8 @@ pub enum Purpose {
     Opponent = 10,
     /// Groups of earlier batches that a batch reuses.
     Reuse = 11,
+    /// Noise on the embeddings of trained tokens.
+    EmbeddingNoise = 12,
 }
 
 /// Identifies a stream.

@@ -100,6 +100,16 @@ impl Demonstration {
     }
 }
 
+impl Demonstration {
+    /// The completions of a preference as labelled ones: the chosen one is desirable, the other is not. `None` for others.
+    pub fn unpaired(&self) -> Option<[Self; 2]> {
+        let Self::Preference(pair) = self else { return None };
+        Some([(&pair.chosen, true), (&pair.rejected, false)].map(|(completion, label)| {
+            Self::Labelled(Box::new(LabelledCompletion { completion: completion.clone(), label }))
+        }))
+    }
+}
+
 impl From<String> for Demonstration {
     fn from(completion: String) -> Self {
         Self::Completion(completion)

@@ -12,7 +12,7 @@ use crate::cursor::Positions;
 use crate::messages::{unusable, wrong_type};
 use crate::mixture::WeightedSource;
 use crate::record::ANSWER_NAMES;
-use crate::rows::Rows;
+use crate::rows::{RowCache, Rows};
 use crate::source::Generator;
 use crate::{DataError, DataSettings, FieldProblem, Location, PromptFormat, RowKind, RowRules, Source};
 
@@ -105,15 +105,27 @@ impl Dataset {
         seed: u64,
         hub: &Hub,
     ) -> Result<Self, DataError> {
+        Self::open_cached(settings, split, kind, seed, hub, &RowCache::default())
+    }
+
+    /// Opens a split as [`Dataset::open_kind`] does, with the rows that are in the cache.
+    pub fn open_cached(
+        settings: &DataSettings,
+        split: Split,
+        kind: RowKind,
+        seed: u64,
+        hub: &Hub,
+        cache: &RowCache,
+    ) -> Result<Self, DataError> {
         settings.validate()?;
         let format = &settings.prompt_format;
         if let Source::Files(files) = &settings.source {
-            let rows = files.read(format, (split, kind), hub)?;
-            let rules = files.rules(rows.are_texts);
+            let rows = files.read(format, (split, kind), hub, cache)?;
+            let rules = files.rules(rows.are_texts());
             return Self::new(Tasks::Rows { rows, answer_field: files.answer_field.clone(), rules }, split);
         }
         if let Source::Mixture(sources) = &settings.source {
-            return Self::mixed(sources, (split, kind), seed, hub);
+            return Self::mixed(sources, (split, kind), seed, hub, cache);
         }
         let dataset = Self::generated(settings, split, seed)?;
         // A task that cannot be generated is an error once it is read.
@@ -140,11 +152,12 @@ impl Dataset {
         (split, kind): (Split, RowKind),
         seed: u64,
         hub: &Hub,
+        cache: &RowCache,
     ) -> Result<Self, DataError> {
         let mut parts = Vec::with_capacity(sources.len());
         let mut first_index = 0;
         for source in sources {
-            let dataset = Self::open_kind(&source.data, split, kind, seed, hub)?;
+            let dataset = Self::open_cached(&source.data, split, kind, seed, hub, cache)?;
             let indices = dataset.index_bound();
             parts.push(Part { weight: source.weight, first_index, dataset });
             first_index += indices;
@@ -155,7 +168,7 @@ impl Dataset {
     /// Number above the indices of all tasks.
     fn index_bound(&self) -> u64 {
         match &self.tasks {
-            Tasks::Rows { rows, .. } => rows.tasks.iter().map(|task| task.index + 1).max().unwrap_or(0),
+            Tasks::Rows { rows, .. } => rows.tasks().map(|task| task.index + 1).max().unwrap_or(0),
             Tasks::Generated(_) | Tasks::Mixed(_) => self.len(),
         }
     }
@@ -168,7 +181,7 @@ impl Dataset {
     /// Number of tasks per epoch.
     pub fn len(&self) -> u64 {
         match &self.tasks {
-            Tasks::Rows { rows, .. } => rows.tasks.len() as u64,
+            Tasks::Rows { rows, .. } => rows.len() as u64,
             Tasks::Generated(generated) => generated.generator.len(),
             Tasks::Mixed(parts) => parts.iter().map(|part| part.dataset.len()).sum(),
         }
@@ -186,7 +199,7 @@ impl Dataset {
             return Err(DataError::OutOfRange { position, len });
         }
         match &self.tasks {
-            Tasks::Rows { rows, .. } => Ok(rows.tasks[position as usize].clone()),
+            Tasks::Rows { rows, .. } => Ok(rows.task(position as usize).clone()),
             Tasks::Generated(generated) => {
                 let Generated { generator, format, domain } = generated.as_ref();
                 let task = generator.task(position)?;
@@ -214,11 +227,7 @@ impl Dataset {
     /// The task with an index, as [`Task::index`] has it.
     pub fn find(&self, index: u64) -> Result<Option<Task>, DataError> {
         match &self.tasks {
-            // Rows are numbered in their order.
-            Tasks::Rows { rows, .. } => {
-                let found = rows.tasks.binary_search_by_key(&index, |task| task.index);
-                Ok(found.ok().map(|position| rows.tasks[position].clone()))
-            }
+            Tasks::Rows { rows, .. } => Ok(rows.find(index).map(|position| rows.task(position).clone())),
             Tasks::Generated(_) if index >= self.len() => Ok(None),
             Tasks::Generated(_) => self.get(index).map(Some),
             Tasks::Mixed(parts) => {
@@ -317,7 +326,7 @@ impl Dataset {
         let mut domains = BTreeMap::new();
         match &self.tasks {
             Tasks::Rows { rows, .. } => {
-                for task in &rows.tasks {
+                for task in rows.tasks() {
                     match domains.get_mut(&task.domain) {
                         Some(tasks) => *tasks += 1,
                         None => drop(domains.insert(task.domain.clone(), 1)),
@@ -343,13 +352,13 @@ impl Dataset {
             return parts.iter().try_for_each(|part| part.dataset.check_answers(&reader));
         }
         let Tasks::Rows { rows, answer_field, .. } = &self.tasks else { return Ok(()) };
-        let mut missing = (0..).zip(&rows.tasks).filter(|(_, task)| task.answer.is_empty());
+        let mut missing = (0..).zip(rows.tasks()).filter(|(_, task)| task.answer.is_empty());
         let Some((position, reader)) =
             missing.find_map(|(position, task)| Some((position, reader(&task.domain)?)))
         else {
             return Ok(());
         };
-        let (at, extra) = (rows.location(position), &rows.tasks[position].extra);
+        let (at, extra) = (rows.location(position), &rows.task(position).extra);
         let wanted: Vec<String> = match answer_field {
             Some(name) => vec![name.clone()],
             None => ANSWER_NAMES.map(str::to_owned).to_vec(),
@@ -373,8 +382,8 @@ impl Dataset {
             Tasks::Generated(generated) if generated.domain == domain => Positions::Range(positions),
             Tasks::Generated(_) => Positions::Range(0..0),
             Tasks::Rows { rows, .. } => {
-                let all = positions.start..positions.end.min(rows.tasks.len() as u64);
-                let own = |position: &u64| rows.tasks[*position as usize].domain == domain;
+                let all = positions.start..positions.end.min(rows.len() as u64);
+                let own = |position: &u64| rows.task(*position as usize).domain == domain;
                 Positions::List(all.filter(own).collect())
             }
             Tasks::Mixed(parts) => {

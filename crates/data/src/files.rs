@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::jsonl::Compression;
 use crate::paths::FORMATS;
 use crate::record::FieldMapping;
-use crate::rows::{NamedFields, Rows};
+use crate::rows::{NamedFields, ReadRows, RowCache, Rows};
 use crate::{
     DataError, DataPath, DataSettingProblem, Location, Paths, PromptFormat, RowKind, RowRules, Split,
     TooLong, jsonl, parquet_file,
@@ -229,17 +229,23 @@ impl FileSettings {
         format: &PromptFormat,
         (split, kind): (Split, RowKind),
         hub: &Hub,
+        cache: &RowCache,
     ) -> Result<Rows, DataError> {
-        let train_files = || list_files(&self.path, hub, TRAIN_SPLIT);
+        let train = || {
+            let read =
+                || self.read_files(list_files(&self.path, hub, TRAIN_SPLIT)?, format, kind, self.limit);
+            cache.rows(self, format, kind, false, read)
+        };
         match (split, &self.eval_path, self.eval_rows) {
             (Split::Eval, Some(paths), _) => {
-                self.read_files(list_files(paths, hub, EVAL_SPLIT)?, format, kind, None)
+                let read = || self.read_files(list_files(paths, hub, EVAL_SPLIT)?, format, kind, None);
+                cache.rows(self, format, kind, true, read)
             }
             (Split::Eval, None, None) => Err(DataError::NoHeldOut),
-            (_, _, None) => self.read_files(train_files()?, format, kind, self.limit),
+            (_, _, None) => train(),
             (_, _, Some(wanted)) => {
-                let mut all = self.read_files(train_files()?, format, kind, self.limit)?;
-                let held_out = hold_out(&all.tasks, wanted)?;
+                let mut all = train()?;
+                let held_out = hold_out(&all, wanted)?;
                 all.retain(|row| held_out[row] == (split == Split::Eval));
                 Ok(all)
             }
@@ -252,12 +258,12 @@ impl FileSettings {
         format: &PromptFormat,
         kind: RowKind,
         limit: Option<u64>,
-    ) -> Result<Rows, DataError> {
+    ) -> Result<ReadRows, DataError> {
         let limit = limit.unwrap_or(u64::MAX);
-        let mut rows = Rows::default();
+        let (mut rows, mut count) = (ReadRows::default(), 0);
         let mut named = NamedFields::new(self, kind);
         for file in files {
-            if rows.tasks.len() as u64 >= limit {
+            if count >= limit {
                 break;
             }
             let before = rows.tasks.len();
@@ -268,9 +274,11 @@ impl FileSettings {
                     None => mapping.insert(self.mapping(&row, &at, kind, &mut rows)?),
                 };
                 named.see(&row);
-                let task = mapping.task(rows.tasks.len() as u64, row, &at, format)?;
-                rows.push(task, at);
-                Ok((rows.tasks.len() as u64) < limit)
+                for task in mapping.tasks(rows.tasks.len() as u64, row, &at, format)? {
+                    rows.push(task, at.clone());
+                }
+                count += 1;
+                Ok(count < limit)
             })?;
             if rows.tasks.len() == before {
                 return Err(DataError::EmptyFile { path: file });
@@ -287,7 +295,7 @@ impl FileSettings {
         first: &Map<String, Value>,
         at: &Location,
         kind: RowKind,
-        rows: &mut Rows,
+        rows: &mut ReadRows,
     ) -> Result<FieldMapping, DataError> {
         let mapping = FieldMapping::detect(self, first, at, kind)?;
         if rows.tasks.is_empty() {
@@ -374,14 +382,14 @@ pub(crate) fn local_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
 }
 
 /// Selects at least `wanted` rows: prompts in the order of a fixed hash, until they cover enough rows.
-fn hold_out(tasks: &[Task], wanted: u64) -> Result<Vec<bool>, DataError> {
-    if wanted >= tasks.len() as u64 {
-        return Err(DataSettingProblem::NoRowsLeft { wanted, rows: tasks.len() }.at("eval_rows"));
+fn hold_out(rows: &Rows, wanted: u64) -> Result<Vec<bool>, DataError> {
+    if wanted >= rows.len() as u64 {
+        return Err(DataSettingProblem::NoRowsLeft { wanted, rows: rows.len() }.at("eval_rows"));
     }
     let mut order: Vec<(u64, usize)> =
-        tasks.iter().enumerate().map(|(row, task)| (prompt_hash(task), row)).collect();
+        rows.tasks().enumerate().map(|(row, task)| (prompt_hash(task), row)).collect();
     order.sort_unstable();
-    let mut out = vec![false; tasks.len()];
+    let mut out = vec![false; rows.len()];
     let mut count = 0;
     let mut last = None;
     for (hash, row) in order {
@@ -392,7 +400,7 @@ fn hold_out(tasks: &[Task], wanted: u64) -> Result<Vec<bool>, DataError> {
         last = Some(hash);
         count += 1;
     }
-    if count == tasks.len() as u64 {
+    if count == rows.len() as u64 {
         return Err(DataSettingProblem::TooFewPrompts.at("eval_rows"));
     }
     Ok(out)

@@ -47,6 +47,7 @@ pub use paths::{DataPath, Paths};
 pub use prompt_format::PromptFormat;
 pub use row_kind::RowKind;
 pub use row_rules::{RowRules, TooLong};
+pub use rows::RowCache;
 pub use settings::DataSettings;
 pub use source::Source;
 

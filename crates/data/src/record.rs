@@ -46,6 +46,8 @@ enum Target {
     /// Nothing: the prompt is a text that is learned as a whole.
     Text,
     Pair(PairFields),
+    /// A preference pair whose completions are labelled ones.
+    Unpaired(PairFields),
     Label(LabelFields),
     Steps(StepFields),
 }
@@ -108,6 +110,9 @@ impl FieldMapping {
             (None, RowKind::Pairs) => {
                 (prompt, "prompt_field", Target::Pair(PairFields::detect(settings, first)))
             }
+            (None, RowKind::Labels) if LabelFields::are_unpaired(settings, first) => {
+                (prompt, "prompt_field", Target::Unpaired(PairFields::detect(settings, first)))
+            }
             (None, kind) => {
                 let missing = || Self::no_prompt(first, at, kind);
                 let target = Target::detect(settings, first, kind);
@@ -152,6 +157,7 @@ impl FieldMapping {
             }
             Target::Text => true,
             Target::Pair(fields) => fields.names().take(2).all(has),
+            Target::Unpaired(_) => true,
             Target::Label(fields) => fields.names().all(has),
             Target::Steps(fields) => fields.names().all(has),
         };
@@ -172,8 +178,25 @@ impl FieldMapping {
         matches!(self.target, Target::Text)
     }
 
-    /// Converts a row to a task. Fields that the mapping does not read become the task's `extra`.
-    pub(crate) fn task(
+    /// Converts a row to its task, or to the two tasks of a pair whose completions are labelled ones. Fields that the mapping does
+    /// not read become the tasks' `extra`.
+    pub(crate) fn tasks(
+        &self,
+        index: u64,
+        row: Row,
+        at: &Location,
+        format: &PromptFormat,
+    ) -> Result<Vec<Task>, DataError> {
+        let task = self.task(index, row, at, format)?;
+        let Target::Unpaired(_) = self.target else { return Ok(vec![task]) };
+        let labelled = task.demonstration.iter().filter_map(Demonstration::unpaired).flatten();
+        let tasks = (index..)
+            .zip(labelled)
+            .map(|(index, labelled)| Task { index, ..task.with_demonstration(&labelled) });
+        Ok(tasks.collect())
+    }
+
+    fn task(
         &self,
         index: u64,
         mut row: Row,
@@ -236,7 +259,7 @@ impl FieldMapping {
         match &self.target {
             Target::Demonstration { .. } => self.prompt(row, at, format),
             Target::Text => self.text(row, at, format),
-            Target::Pair(fields) => {
+            Target::Pair(fields) | Target::Unpaired(fields) => {
                 read.extend(fields.names().map(str::to_owned));
                 let prompt = match &self.prompt {
                     Some(prompt) if !fields.repeat_prompt(row, prompt) => {

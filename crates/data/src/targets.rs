@@ -156,6 +156,15 @@ impl LabelFields {
         }
     }
 
+    /// True if the labelled completions are those of preference pairs: rows with a chosen and a rejected completion, and without
+    /// a label.
+    pub(crate) fn are_unpaired(settings: &FileSettings, first: &Row) -> bool {
+        let is_named = settings.label_field.is_some() || settings.demonstration_field.is_some();
+        let pair = PairFields::detect(settings, first);
+        let has = |name: &str| first.get(name).is_some_and(|value| !value.is_null());
+        !is_named && !has("label") && pair.names().take(2).all(has)
+    }
+
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         [self.completion.as_str(), &self.label].into_iter()
     }

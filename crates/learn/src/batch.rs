@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use rloom_algo::{
-    Advantages, Algorithm, AlgorithmState, DataKind, GlobalCounts, ImplicitReward, LossInputs, LossMetrics,
-    LossStep, Mismatch, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate,
+    Advantages, Algorithm, AlgorithmState, DataKind, EmbeddingNoise, GlobalCounts, ImplicitReward,
+    LossInputs, LossMetrics, LossStep, Mismatch, Objective, PolicyLoss, PolicyObjective, PreferenceLoss,
+    Surrogate,
 };
 use rloom_collect::OutcomeRule;
 use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, Role, metric};
@@ -227,7 +228,9 @@ impl BatchTrainer {
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
         let (trajectories, budget) = (members.iter().map(|m| m.trajectory), self.micro_batch_tokens);
         let in_pairs = self.algorithm.method.data() == Some(DataKind::Pairs);
-        Ok(match (in_pairs, self.share_prompts) {
+        // The noise of a prompt is that of its sequence.
+        let share_prompts = self.share_prompts && self.algorithm.neftune_noise_alpha.is_none();
+        Ok(match (in_pairs, share_prompts) {
             (true, share_prompts) => pack_groups(trajectories, budget, share_prompts)?,
             (false, true) => pack(trajectories, budget)?,
             (false, false) => pack_unshared(trajectories, budget)?,
@@ -320,11 +323,17 @@ impl BatchTrainer {
     }
 
     /// Key of the algorithm's random draws in an optimiser step.
-    fn draws(&self, version: PolicyVersion, optimizer_step: u64) -> RandomKey {
+    pub(crate) fn draws(&self, version: PolicyVersion, optimizer_step: u64) -> RandomKey {
         RandomKey {
             sample: optimizer_step as u32,
             ..RandomKey::new(self.seed, self.stage, Purpose::Algorithm, version.0)
         }
+    }
+
+    /// Noise on the embeddings in an optimiser step of a batch. Tickets tell the batches apart.
+    fn noise(&self, optimizer_step: u64) -> Option<EmbeddingNoise> {
+        let (seed, stage, step) = (self.seed, self.stage, optimizer_step as u32);
+        self.algorithm.neftune_noise_alpha.map(|alpha| EmbeddingNoise { alpha, seed, stage, step })
     }
 
     pub(crate) fn critic_step<E: TrainEngine>(
@@ -398,6 +407,23 @@ impl BatchTrainer {
         self.policy_step(&mut policy.engine, minibatch, (version, draws, rate), measured, report).map(drop)
     }
 
+    /// The objective of an optimiser step on a packed batch. The log-probabilities of the reference are indexed by trajectory.
+    pub(crate) fn objective<E: TrainEngine>(
+        &self,
+        engine: &mut E,
+        loss: PolicyLoss,
+        batch: (&[Member<'_>], &[PackedBatch]),
+        reference: &[Vec<f32>],
+        state: &mut AlgorithmState,
+        draws: RandomKey,
+    ) -> Result<Objective, TrainError> {
+        let Some(preference) = self.algorithm.preference else {
+            return Ok(Objective::Policy(PolicyObjective { loss, draws }));
+        };
+        let anchor = self.anchor(engine, &preference, batch, reference, state)?;
+        Ok(Objective::Preference(PreferenceLoss { preference, anchor }))
+    }
+
     /// An optimiser step of one policy, at a learning rate and with the key of the loss's random draws.
     fn policy_step<E: TrainEngine>(
         &self,
@@ -411,18 +437,19 @@ impl BatchTrainer {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = match (self.algorithm.preference, self.algorithm.reward_model) {
-            (_, Some(spec)) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
-            (Some(preference), None) => {
+        let objective = match self.algorithm.reward_model {
+            Some(spec) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
+            None => {
                 let batch = (minibatch.members, minibatch.packed);
                 let reference = &minibatch.known.reference;
-                let anchor = self.anchor(engine, &preference, batch, reference, &mut report.state)?;
-                Objective::Preference(PreferenceLoss { preference, anchor })
+                self.objective(engine, loss, batch, reference, &mut report.state, draws)?
             }
-            (None, None) => Objective::Policy(PolicyObjective { loss, draws }),
         };
         let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
-        let step = LossStep::new(objective, minibatch.counts, &inputs);
+        let step = LossStep {
+            noise: self.noise(report.optimizer_steps),
+            ..LossStep::new(objective, minibatch.counts, &inputs)
+        };
         let accumulated = engine.accumulate(minibatch.packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
         report.count(&accumulated);

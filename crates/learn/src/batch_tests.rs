@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rloom_algo::{Algorithm, AlgorithmSettings, AlgorithmState, LossStep, LossTerms, Method, TokenScores};
+use rloom_algo::{
+    Algorithm, AlgorithmSettings, AlgorithmState, EmbeddingNoise, LossStep, LossTerms, Method, TokenScores,
+};
 use rloom_collect::OutcomeRule;
 use rloom_core::{
     Author, Episode, Group, PolicyId, PolicyVersion, PromptSource, RewardComponent, Rewards, Role, SampleKey,
@@ -31,6 +33,8 @@ pub(crate) struct Recorder {
     /// Samples and coefficients of each accumulation.
     pub(crate) accumulated: Vec<(Vec<SampleKey>, Coefficients)>,
     pub(crate) rates: Vec<f64>,
+    /// Noise of each accumulation, and whether one of its prompts was shared.
+    pub(crate) noise: Vec<(Option<EmbeddingNoise>, bool)>,
 }
 
 /// Log-probability −token/64, value token/128.
@@ -39,7 +43,7 @@ pub(crate) fn plain(token: u32, _: u32) -> (f32, f32) {
 }
 
 pub(crate) fn recorder(policy: Output, reference: Output) -> Recorder {
-    Recorder { policy, reference, steps: 0, accumulated: Vec::new(), rates: Vec::new() }
+    Recorder { policy, reference, steps: 0, accumulated: Vec::new(), rates: Vec::new(), noise: Vec::new() }
 }
 
 impl Recorder {
@@ -82,6 +86,8 @@ impl TrainEngine for Recorder {
             }
         }
         self.accumulated.push((keys, by_token));
+        let shares = |batch: &PackedBatch| batch.parents.iter().any(Option::is_some);
+        self.noise.push((loss.noise, step.iter().any(shares)));
         Ok(LossReport { terms, ..LossReport::default() })
     }
 
@@ -196,20 +202,14 @@ pub(crate) fn train_from(
     train_with((0, 0, state), method, json, models, groups)
 }
 
-fn train_with(
-    (limit, before, state): (u64, u64, AlgorithmState),
-    method: Method,
-    json: &str,
-    models: &mut Models<Recorder>,
-    groups: &[Group],
-) -> Result<BatchReport, TrainError> {
+pub(crate) fn trainer(method: Method, json: &str) -> BatchTrainer {
     let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
-    let trainer = BatchTrainer {
+    BatchTrainer {
         algorithm: Algorithm::resolve(method, &settings, 0).unwrap(),
         functions: MethodFunctions::default(),
         completion_limit: 8,
         micro_batch_tokens: 4,
-        max_skipped_steps: limit,
+        max_skipped_steps: 0,
         share_prompts: true,
         is_sampler_exact: false,
         seed: 1,
@@ -218,7 +218,17 @@ fn train_with(
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
         main: None,
-    };
+    }
+}
+
+fn train_with(
+    (limit, before, state): (u64, u64, AlgorithmState),
+    method: Method,
+    json: &str,
+    models: &mut Models<Recorder>,
+    groups: &[Group],
+) -> Result<BatchReport, TrainError> {
+    let trainer = BatchTrainer { max_skipped_steps: limit, ..trainer(method, json) };
     let version = PolicyVersion(0);
     let position = BatchPosition {
         version,

@@ -15,6 +15,7 @@ mod report;
 mod reward;
 mod rows;
 mod scores;
+mod validation;
 
 #[cfg(test)]
 mod agent_tests;
@@ -24,6 +25,8 @@ mod batch_tests;
 mod policy_tests;
 #[cfg(test)]
 mod preference_tests;
+#[cfg(test)]
+mod validation_tests;
 
 pub use batch::{BatchPosition, BatchTrainer};
 pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunctions};

@@ -20,16 +20,16 @@ fn completion(ticket: u64, sample: u32, tokens: &[u32], label: f64) -> Episode {
     made
 }
 
-fn pair(ticket: u64, chosen: &[u32], rejected: &[u32]) -> Group {
+pub(crate) fn pair(ticket: u64, chosen: &[u32], rejected: &[u32]) -> Group {
     let episodes = vec![completion(ticket, 0, chosen, 1.0), completion(ticket, 1, rejected, 0.0)];
     Group { ticket: Ticket(ticket), ..group(episodes) }
 }
 
-fn label(ticket: u64, tokens: &[u32], label: f64) -> Group {
+pub(crate) fn label(ticket: u64, tokens: &[u32], label: f64) -> Group {
     Group { ticket: Ticket(ticket), ..group(vec![completion(ticket, 0, tokens, label)]) }
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(crate) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 

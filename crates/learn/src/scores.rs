@@ -126,7 +126,7 @@ impl BatchTrainer {
     }
 
     /// Log-probabilities of the reference. That of the policy at the start of the stage has sampled its own.
-    fn reference<E: TrainEngine>(
+    pub(crate) fn reference<E: TrainEngine>(
         &self,
         engine: &mut E,
         members: &[Member<'_>],

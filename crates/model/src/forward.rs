@@ -56,6 +56,9 @@ impl Forward {
     }
 }
 
+/// Adds noise to the embeddings of a batch, `[T, D]`.
+pub type Noise<'a> = dyn Fn(&mut [f32]) + 'a;
+
 impl SavedActivations {
     pub(crate) fn dtype(&self) -> Dtype {
         match self {
@@ -88,8 +91,8 @@ impl Model {
         let predictors = rows.check(batch)?;
         let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
         Ok(match self.packed(ctx) {
-            PackedForm::F32(packed) => self.run(ctx, packed, checked, None).1,
-            PackedForm::Bf16(packed) => self.run(ctx, packed, checked, None).1,
+            PackedForm::F32(packed) => self.run(ctx, packed, checked, None, None).1,
+            PackedForm::Bf16(packed) => self.run(ctx, packed, checked, None, None).1,
         })
     }
 
@@ -119,7 +122,7 @@ impl Model {
         checked: CheckedBatch<'_>,
         candidates: &Candidates<'_>,
     ) -> Result<CandidateScores, BatchError> {
-        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, None);
+        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, None, None);
         self.run_candidates(ctx, packed, checked, candidates, &x)
     }
 
@@ -132,17 +135,41 @@ impl Model {
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Forward, BatchError> {
+        self.forward_saving(ctx, batch, rows, checkpointing, None)
+    }
+
+    /// As [`forward`](Self::forward), with `noise` added to the embeddings: it gets them as `[T, D]`. The backward pass takes the
+    /// noise for constant.
+    pub fn forward_with_noise(
+        &self,
+        ctx: &Ctx,
+        batch: &PackedTokens<'_>,
+        rows: &ScoreRows<'_>,
+        checkpointing: ActivationCheckpointing,
+        noise: &Noise<'_>,
+    ) -> Result<Forward, BatchError> {
+        self.forward_saving(ctx, batch, rows, checkpointing, Some(noise))
+    }
+
+    fn forward_saving(
+        &self,
+        ctx: &Ctx,
+        batch: &PackedTokens<'_>,
+        rows: &ScoreRows<'_>,
+        checkpointing: ActivationCheckpointing,
+        noise: Option<&Noise<'_>>,
+    ) -> Result<Forward, BatchError> {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
         let positions = batch.positions();
         let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors };
         let (saved, scores) = match self.packed(ctx) {
             PackedForm::F32(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
+                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
                 (SavedActivations::F32(saved), scores)
             }
             PackedForm::Bf16(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing));
+                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
                 (SavedActivations::Bf16(saved), scores)
             }
         };
@@ -176,7 +203,7 @@ impl Model {
         rows: &[u32],
     ) -> Result<Vec<f32>, BatchError> {
         let head = packed.set.head.as_ref().ok_or(BatchError::NoHead { what: "logits" })?;
-        let x = self.run_layers(ctx, packed, batch, &batch.positions(), None);
+        let x = self.run_layers(ctx, packed, batch, &batch.positions(), None, None);
         let normed = self.normed_rows::<E>(ctx, &x, rows).normed;
         let mut logits = Buf::zeros(rows.len() * self.config().vocab_size);
         ops::head_logits(ctx, &mut logits, &normed, rows.len(), head);
@@ -191,10 +218,11 @@ impl Model {
         packed: PackedModel<'_, E>,
         checked: CheckedBatch<'_>,
         keep: Option<ActivationCheckpointing>,
+        noise: Option<&Noise<'_>>,
     ) -> (Activations<E>, Scores) {
         let mut layers = Vec::new();
         let keep = keep.map(|checkpointing| (checkpointing, &mut layers));
-        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, keep);
+        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, keep, noise);
         let (heads, scores) = self.run_heads(ctx, packed, checked, &x);
         (Activations { layers, heads }, scores)
     }
@@ -207,12 +235,16 @@ impl Model {
         batch: &PackedTokens<'_>,
         positions: &[u32],
         mut keep: Option<(ActivationCheckpointing, &mut Vec<LayerActivations<E>>)>,
+        noise: Option<&Noise<'_>>,
     ) -> PooledBuf {
         let segments = Segments { starts: batch.seq_starts, parents: batch.parents };
         let pass = Pass::new(self, ctx, packed, positions, segments);
         let d = self.config().hidden_size;
         let mut x = pass.take(d);
         ops::embedding(ctx, &mut x, self.base().embedding(), batch.tokens, d);
+        if let Some(add) = noise {
+            add(x.as_mut_slice());
+        }
         for index in 0..self.config().layers {
             let checkpointing = keep.as_ref().map(|(checkpointing, _)| *checkpointing);
             let (next, attention, mlp) = pass.run_layer(index, &x, checkpointing);

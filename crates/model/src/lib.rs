@@ -43,7 +43,7 @@ pub use decode::{KvCache, RowRequest, StepError, StepRow, StepScratch};
 pub use dtype::{ActivationCheckpointing, Dtype, NumericPath};
 pub use family::Family;
 pub use files::ModelFiles;
-pub use forward::Forward;
+pub use forward::{Forward, Noise};
 pub use generation::GenerationConfig;
 pub use gradients::Gradients;
 pub use model::{LoadError, Model};

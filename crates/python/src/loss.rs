@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use rloom_algo::{LossGrad, LossStep, LossTerms, TokenScores};
+use rloom_core::{SampleKey, Ticket};
 
 use crate::{exception, floats};
 
@@ -34,6 +35,27 @@ impl PyLossStep {
     /// Marks the sequences of a micro-batch whose coefficients are all 0 for any scores: they need no backward pass.
     fn inert(&self, micro_batch: usize) -> Vec<bool> {
         self.step.inert(micro_batch)
+    }
+
+    /// Noise on the embeddings of sequences, each given by its key (ticket, sample and segment) and its number of tokens:
+    /// f32 bytes of `[tokens, width]`, or none.
+    fn noise<'py>(
+        &self,
+        py: Python<'py>,
+        sequences: Vec<((u64, u32, u32), usize)>,
+        width: usize,
+    ) -> PyResult<Option<Bound<'py, PyByteArray>>> {
+        let Some(noise) = self.step.noise else { return Ok(None) };
+        let mut all = vec![0.0; sequences.iter().map(|(_, tokens)| tokens * width).sum()];
+        py.detach(|| {
+            let mut rest = all.as_mut_slice();
+            for ((ticket, sample, segment), tokens) in sequences {
+                let (own, others) = std::mem::take(&mut rest).split_at_mut(tokens * width);
+                noise.add(SampleKey { ticket: Ticket(ticket), sample, segment }, tokens, own);
+                rest = others;
+            }
+        });
+        floats::write(py, &all).map(Some)
     }
 
     /// Loss and coefficients of one micro-batch.

@@ -35,6 +35,9 @@ pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
     policies::download(config, hub)?;
     for stage in &config.stages {
         stage.data.download(Split::Train, hub)?;
+        if stage.validation.is_some() {
+            stage.data.download(Split::Eval, hub)?;
+        }
     }
     let evaluates = config.stages.iter().any(rloom_config::Stage::samples_held_out);
     if let Some(eval) = config.eval.as_ref().filter(|_| evaluates) {

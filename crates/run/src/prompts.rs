@@ -8,7 +8,7 @@ use rloom_collect::{
 };
 use rloom_config::{Config, EvalSettings, ModelSource, Stage};
 use rloom_core::LossOn;
-use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, FileSettings, RowCache, RowKind, Split};
 use rloom_env::EnvironmentSettings;
 use rloom_hub::Hub;
 use rloom_reward::RewardSettings;
@@ -78,9 +78,12 @@ pub(crate) fn row_kind(stage: &Stage) -> RowKind {
 /// A split of the data, and what is read from its rows.
 pub(crate) type SplitRows = (Split, RowKind);
 
-/// The rows that remain of each data set of a run, for each environment that it is used in.
+/// The rows that remain of each data set of a run, for each environment that it is used in, and the files that were read.
 #[derive(Debug, Default)]
-pub(crate) struct KeptRows(Vec<(DataSettings, SplitRows, EnvironmentSettings, Vec<bool>)>);
+pub(crate) struct KeptRows {
+    kept: Vec<(DataSettings, SplitRows, EnvironmentSettings, Vec<bool>)>,
+    cache: RowCache,
+}
 
 impl KeptRows {
     fn find(
@@ -92,7 +95,7 @@ impl KeptRows {
         let is_same = |(own, of, by, _): &&(DataSettings, SplitRows, EnvironmentSettings, Vec<bool>)| {
             own == data && *of == split && by == environment
         };
-        self.0.iter().find(is_same).map(|(.., kept)| kept)
+        self.kept.iter().find(is_same).map(|(.., kept)| kept)
     }
 
     /// Opens a split without the rows that were dropped.
@@ -104,13 +107,29 @@ impl KeptRows {
         seed: u64,
         hub: &Hub,
     ) -> Result<Dataset, RunError> {
-        let mut dataset = Dataset::open_kind(data, split.0, split.1, seed, hub)?;
+        let mut dataset = Dataset::open_cached(data, split.0, split.1, seed, hub, &self.cache)?;
         for (data, part) in data.parts().zip(dataset.parts_mut()) {
             if let Some(kept) = self.find(data, split, environment) {
                 part.retain(|position| kept.get(position as usize).copied().unwrap_or(true));
             }
         }
         Ok(dataset)
+    }
+
+    /// Drops the rows of files that neither stages from `next` on nor evaluation read.
+    pub(crate) fn release(&self, config: &Config, next: usize) {
+        let of_stage = |stage: &'_ Stage| match stage.rollout {
+            Some(_) => RowKind::Prompts,
+            None => row_kind(stage),
+        };
+        let stages = config.stages.iter().skip(next).map(|stage| (&stage.data, of_stage(stage)));
+        let sets = config.eval.iter().flat_map(|eval| eval.sets.iter().map(|set| &set.data));
+        let evaluated = config.eval.iter().map(|eval| &eval.data).chain(sets);
+        let all = stages.chain(evaluated.map(|data| (data, RowKind::Prompts)));
+        let files: Vec<(&FileSettings, RowKind)> = all
+            .flat_map(|(data, kind)| data.parts().filter_map(move |part| Some((part.source.files()?, kind))))
+            .collect();
+        self.cache.retain(|own, kind| files.contains(&(own, kind)));
     }
 }
 
@@ -150,6 +169,11 @@ impl<'c> DataUse<'c> {
             let of_source =
                 |(name, data)| Self { split: (Split::Eval, row_kind(stage)), ..of_source((name, data)) };
             uses.extend(named_sources(&held_out, &stage.data).map(of_source));
+        }
+        if stage.validation.is_some() {
+            let name = format!("the validation of {}", stage.name);
+            let held_out = named_sources(&name, &stage.data).map(of_source);
+            uses.extend(held_out.map(|one| Self { split: (Split::Eval, row_kind(stage)), ..one }));
         }
         uses
     }
@@ -347,7 +371,7 @@ impl<'a> PromptCheck<'a> {
         progress: &mut dyn FnMut(PromptProgress) -> bool,
     ) -> Result<Option<PromptSummary>, RunError> {
         let (split, kind) = one.split;
-        let mut dataset = Dataset::open_kind(one.data, split, kind, self.seed, self.hub)?;
+        let mut dataset = Dataset::open_cached(one.data, split, kind, self.seed, self.hub, &kept.cache)?;
         one.check_environment(&dataset)?;
         one.check_domains(&dataset)?;
         one.check_history(self.context)?;
@@ -365,7 +389,7 @@ impl<'a> PromptCheck<'a> {
         if drops {
             if kept.find(one.data, one.split, one.environment).is_none() {
                 let rows = limits.kept(&lengths);
-                kept.0.push((one.data.clone(), one.split, one.environment.clone(), rows));
+                kept.kept.push((one.data.clone(), one.split, one.environment.clone(), rows));
             }
             (lengths, counts) = limits.apply(&mut dataset, &lengths).map_err(|source| one.error(source))?;
             used = Selection::first(lengths.len() as u64);

@@ -26,7 +26,7 @@ use rloom_text::Tokenizer;
 use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
 use crate::prompts::{KeptRows, PromptCheck, row_kind};
 use crate::{Policy, RunError};
-use rloom_stage::{GroupSource, StageDomains};
+use rloom_stage::{GroupSource, StageDomains, StageValidation};
 
 /// Rewards computed at once beyond one per thread.
 const EXTRA_REWARD_SLOTS: usize = 2;
@@ -177,9 +177,8 @@ impl RunInputs {
             return Ok((GroupSource::Recorded(source), cursor(&dataset)?, false));
         }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
-            let dataset = open(Split::Demonstration, row_kind(stage))?;
-            let cursor = cursor(&dataset)?;
-            let source = self.demonstrations(stage, dataset, cursor.clone(), host_of("environment"))?;
+            let source = self.rows(index, stage, Split::Demonstration, rows)?;
+            let cursor = source.cursor.clone();
             return Ok((GroupSource::Demonstrations(source), cursor, false));
         };
         let dataset = open(Split::Train, RowKind::Prompts)?;
@@ -210,18 +209,21 @@ impl RunInputs {
         Ok((GroupSource::Rollouts(Arc::new(runner)), cursor, several_domains))
     }
 
-    /// The groups of a stage that learns from rows.
-    fn demonstrations(
+    /// The rows of a split of a stage that learns from them.
+    fn rows(
         &self,
+        index: u32,
         stage: &Stage,
-        dataset: Dataset,
-        cursor: Cursor,
-        host: Option<Arc<dyn Host>>,
+        split: Split,
+        rows: &KeptRows,
     ) -> Result<DemonstrationSource, RunError> {
+        let kept = (split, row_kind(stage));
+        let dataset = rows.open(&stage.data, kept, &stage.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
+        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
         Ok(DemonstrationSource {
+            cursor: Cursor::over(&dataset, &[], stage.order, self.seed, index)?,
             dataset,
-            cursor,
             tokenizer: self.tokenizer_of(&stage.data),
             environment: stage.environment.environment(timeout, host)?,
             context: self.context,
@@ -239,12 +241,8 @@ impl RunInputs {
         if stage.eval_every == 0 {
             return Ok(Vec::new());
         }
-        let split = (Split::Eval, row_kind(stage));
-        let dataset = rows.open(&stage.data, split, &stage.environment, self.seed, &self.hub)?;
-        let cursor = Cursor::over(&dataset, &[], Order::Sequential, self.seed, index)?;
-        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
-        let length = dataset.len();
-        let source = self.demonstrations(stage, dataset, cursor, host)?;
+        let source = self.rows(index, stage, Split::Eval, rows)?;
+        let length = source.dataset.len();
         let all = async {
             let mut groups = Vec::new();
             for ticket in 0..length {
@@ -257,6 +255,18 @@ impl RunInputs {
             .into_iter()
             .map(|group| group.map_err(|failure| RunError::HeldOutRow { stage: stage.name.clone(), failure }))
             .collect()
+    }
+
+    /// The loss on held-out rows of a stage; `None` if it has none.
+    pub(crate) fn validation(
+        &self,
+        index: u32,
+        stage: &Stage,
+        rows: &KeptRows,
+    ) -> Result<Option<StageValidation>, RunError> {
+        let Some(settings) = &stage.validation else { return Ok(None) };
+        let source = self.rows(index, stage, Split::Eval, rows)?;
+        Ok(Some(StageValidation::new(source, settings.rows, settings.every, stage.steps)))
     }
 
     /// The held-out evaluation of a stage. Its random streams belong to no stage, so that all evaluations share their noise.

@@ -57,7 +57,7 @@ pub struct Summary {
     pub directory: PathBuf,
     /// Folder of the last checkpoint, which `transformers` opens directly.
     pub model: Option<PathBuf>,
-    /// The best version by held-out accuracy.
+    /// The best version by held-out accuracy, or by validation loss if nothing is evaluated.
     pub best: Option<Best>,
     /// True if the run was interrupted and can be resumed.
     pub interrupted: bool,
@@ -240,6 +240,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                     interrupted = true;
                     break;
                 }
+                self.rows.release(self.config, index + 1);
                 let seconds = started.elapsed().as_secs_f64();
                 self.events.emit(Event::StageFinished { name: stage.name.clone(), seconds });
             }
@@ -472,6 +473,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             held_out: held_out.unwrap_or_default(),
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
+            groups_per_batch: stage.groups_per_batch,
             policy: self.inputs.policy,
             probe,
             form: engines.form,
@@ -535,6 +537,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             } else {
                 StageEvaluation::new(evaluator, &stage.name, self.best.take())
             },
+            validation: self.inputs.validation(index as u32, stage, &self.rows)?,
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,
             learner,

@@ -130,7 +130,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.note_trainer_busy();
         self.weights.release().await.map_err(|error| self.worker_failed(error))?;
         let learner = self.learner.clone();
-        let job = TrainJob { version: PolicyVersion(batch), groups, advantages, learner };
+        let held_out = self.rows_to_validate(PolicyVersion(batch + 1));
+        let job = TrainJob { version: PolicyVersion(batch), groups, advantages, learner, held_out };
         if let Some(trainer) = &self.trainer {
             trainer.train(job);
         }
@@ -201,7 +202,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
                 let evaluation = result.map_err(|error| self.worker_failed(error))?;
                 Ok(self.on_reward_evaluated(evaluation, (start, end)))
             }
-            TrainerResult::Published(_) => Ok(None),
+            TrainerResult::Published(_) | TrainerResult::Validated(_) => Ok(None),
         }
     }
 
@@ -209,10 +210,11 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     async fn on_trained(
         &mut self,
         trained: TrainedBatch,
-        (start, end): (Instant, Instant),
+        (start, _): (Instant, Instant),
     ) -> Result<JournaledEvent, StageError> {
         let TrainedBatch { batch, mut groups, result } = trained;
-        let BatchResult { report, weights } = result.map_err(|error| self.training_failed(batch, error))?;
+        let BatchResult { report, trained: end, validated, weights } =
+            result.map_err(|error| self.training_failed(batch, error))?;
         let digest = weights.digest();
         self.check_replayed(batch, digest)?;
         self.learner.optimizer_steps += report.optimizer_steps;
@@ -234,6 +236,9 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         self.end_measured_batch(&groups[..new]);
         self.report_step(&groups, new, &report, end - start);
         self.report_skipped(&report);
+        if let Some(validated) = validated {
+            self.report_validation(PolicyVersion(batch + 1), validated);
+        }
         groups.truncate(new);
         self.keep_trained(groups, batch);
         self.clock.trainer_idle();
@@ -256,7 +261,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
     }
 
     /// The error for a training thread that is gone.
-    fn trainer_died(&mut self) -> StageError {
+    pub(crate) fn trainer_died(&mut self) -> StageError {
         match self.trainer.take().map(crate::trainer::TrainerHandle::end) {
             Some(Err(failure)) => self.worker_failed(failure),
             _ => self.worker_failed(WorkerError::TrainerEnded),

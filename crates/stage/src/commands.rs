@@ -20,7 +20,8 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if let Some(record) = record {
             self.record(&record)?;
         }
-        let evaluated = event == SchedulerEvent::Evaluated;
+        // A batch may have been validated.
+        let evaluated = matches!(event, SchedulerEvent::Evaluated | SchedulerEvent::BatchTrained);
         if event == SchedulerEvent::BatchTrained {
             self.update_quotas()?;
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rloom_collect::{CollectError, EvaluationReport, Evaluator};
 use rloom_core::PolicyVersion;
 use rloom_engine::RolloutEngine;
-use rloom_store::checkpoint::Best;
+use rloom_store::checkpoint::{Best, BestScore};
 use rloom_telemetry::{Event, Phase};
 use tokio::task::{JoinError, JoinHandle};
 
@@ -108,9 +108,30 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
 
     /// Notes the accuracy of a version. Returns true if it is the best so far.
     pub(crate) fn record(&mut self, version: PolicyVersion, accuracy: f64) -> bool {
-        let is_best = self.best.as_ref().is_none_or(|best| accuracy > best.accuracy);
+        let is_best = match self.best.as_ref().map(|best| best.score) {
+            Some(BestScore::Accuracy(best)) => accuracy > best,
+            Some(BestScore::ValidationLoss(_)) | None => true,
+        };
+        self.note(is_best, version, BestScore::Accuracy(accuracy))
+    }
+
+    /// Notes the validation loss of a version. Returns true if it is the best so far. Accuracies take precedence, and losses of
+    /// different stages are not compared: the later stage counts.
+    pub(crate) fn record_loss(&mut self, version: PolicyVersion, loss: f64) -> bool {
+        let is_best = match &self.best {
+            _ if self.evaluator.is_some() => false,
+            Some(Best { score: BestScore::Accuracy(_), .. }) => false,
+            Some(Best { score: BestScore::ValidationLoss(best), stage, .. }) => {
+                *stage != self.stage || loss < *best
+            }
+            None => true,
+        };
+        self.note(is_best, version, BestScore::ValidationLoss(loss))
+    }
+
+    fn note(&mut self, is_best: bool, version: PolicyVersion, score: BestScore) -> bool {
         if is_best {
-            self.best = Some(Best { accuracy, stage: self.stage.clone(), step: version.0 });
+            self.best = Some(Best { score, stage: self.stage.clone(), step: version.0 });
         }
         is_best
     }

@@ -29,6 +29,7 @@ mod step_report;
 mod stop;
 mod trainer;
 mod trainer_progress;
+mod validation;
 mod weights;
 mod writer;
 
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rloom_algo::AlgorithmState;
-use rloom_core::{PolicyId, PolicyVersion};
+use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{RolloutEngine, RolloutStatistics, TrainEngine};
 use rloom_learn::BatchTrainer;
 use rloom_sched::{ScheduleSettings, Scheduler, SchedulerEvent};
@@ -61,6 +62,7 @@ pub use probe::WeightProbe;
 pub use recovery::restore_groups;
 pub use stop::StopFlag;
 pub use trainer::{TrainerHandle, TrainerThread, restore_models};
+pub use validation::StageValidation;
 pub use weights::{Publication, WeightPublisher};
 pub use writer::PolicyWriter;
 
@@ -164,6 +166,8 @@ pub struct StageParts<'r, R, T> {
     pub leagues: Vec<StageLeague>,
     /// Held-out evaluation.
     pub evaluation: StageEvaluation<R>,
+    /// Loss on held-out rows, of a stage that learns from rows.
+    pub validation: Option<StageValidation>,
     /// Checkpoints written and to be written.
     pub checkpoints: StageCheckpoints,
     /// The training thread.
@@ -188,6 +192,9 @@ pub struct Stage<'r, 's, R, T> {
     weights: WeightPublisher<R>,
     leagues: Vec<StageLeague>,
     evaluation: StageEvaluation<R>,
+    validation: Option<StageValidation>,
+    /// Groups of the held-out rows that are validated.
+    held_out: Arc<[Group]>,
     checkpoints: StageCheckpoints,
     /// `None` once the training thread has died.
     trainer: Option<TrainerHandle<T>>,
@@ -212,7 +219,7 @@ impl<R, T> fmt::Debug for Stage<'_, '_, R, T> {
 pub struct EndedStage<T> {
     /// Reason for the end.
     pub end: StageEnd,
-    /// The best version by held-out accuracy.
+    /// The best version so far.
     pub best: Option<Best>,
     /// Folder of the newest checkpoint.
     pub newest: Option<PathBuf>,
@@ -232,6 +239,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             weights,
             leagues,
             evaluation,
+            validation,
             checkpoints,
             trainer,
             learner,
@@ -255,6 +263,8 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
             weights,
             leagues,
             evaluation,
+            validation,
+            held_out: Arc::default(),
             checkpoints,
             learner,
             counters,
@@ -293,6 +303,7 @@ impl<'r, 's, R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'r, 's,
 
     async fn drive(&mut self) -> Result<StageEnd, StageError> {
         self.publish_initial().await?;
+        self.start_validation().await?;
         self.clock.restart(self.engine_statistics());
         self.stall.alive();
         let mut stop_requested = false;

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rloom_algo::AlgorithmState;
 use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
 use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models, RewardEvaluation};
@@ -23,6 +24,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::LearnerState;
 use crate::probe::WeightProbe;
 use crate::trainer_progress::TrainerProgress;
+use crate::validation::Validated;
 use crate::writer::PolicyWriter;
 use crate::{Publication, StageError, WorkerError};
 
@@ -44,6 +46,8 @@ pub struct TrainerThread<T> {
     pub optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
     pub total_optimizer_steps: u64,
+    /// Groups of a batch.
+    pub groups_per_batch: u64,
     /// The policy that is trained.
     pub policy: PolicyId,
     /// Scored with every version for engines whose log-probabilities carry noise.
@@ -72,6 +76,8 @@ enum Job {
     Evaluate,
     /// Write a checkpoint.
     Save(Box<SaveJob>),
+    /// Measure the loss on held-out rows, with this state of the algorithm.
+    Validate(Arc<[Group]>, AlgorithmState),
 }
 
 /// A batch to train on.
@@ -84,6 +90,8 @@ pub(crate) struct TrainJob {
     pub(crate) advantages: Option<GivenAdvantages>,
     /// State after the batch before.
     pub(crate) learner: LearnerState,
+    /// Held-out rows on which the new version is validated.
+    pub(crate) held_out: Option<Arc<[Group]>>,
 }
 
 /// A checkpoint to write.
@@ -114,6 +122,8 @@ pub(crate) enum TrainerResult {
     Trained(Box<TrainedBatch>),
     /// An evaluation of the reward model.
     Evaluated(Result<RewardEvaluation, TrainError>),
+    /// The loss on held-out rows.
+    Validated(Result<Validated, TrainError>),
     /// A checkpoint: its folder and its size in bytes.
     Saved { version: u64, result: Result<(PathBuf, u64), StageError> },
 }
@@ -131,6 +141,10 @@ pub(crate) struct TrainedBatch {
 #[derive(Debug)]
 pub(crate) struct BatchResult {
     pub(crate) report: BatchReport,
+    /// Time at which training ended.
+    pub(crate) trained: Instant,
+    /// The loss of the new version on held-out rows.
+    pub(crate) validated: Option<Validated>,
     pub(crate) weights: Publication,
 }
 
@@ -192,6 +206,10 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
         self.send(Job::Evaluate);
     }
 
+    pub(crate) fn validate(&self, held_out: Arc<[Group]>, state: AlgorithmState) {
+        self.send(Job::Validate(held_out, state));
+    }
+
     pub(crate) fn save(&self, job: SaveJob) {
         self.send(Job::Save(Box::new(job)));
     }
@@ -243,6 +261,7 @@ impl<T: TrainEngine> TrainerThread<T> {
                 Job::Train(job) => TrainerResult::Trained(Box::new(self.train(*job, progress))),
                 Job::Evaluate => TrainerResult::Evaluated(self.evaluate()),
                 Job::Save(job) => TrainerResult::Saved { version: job.name.step, result: self.save(*job) },
+                Job::Validate(held_out, state) => TrainerResult::Validated(self.validate(&held_out, &state)),
             };
             // The receiver is gone if the run has ended with an error.
             let _ = events.send(TrainerEvent { result, start, end: Instant::now() });
@@ -298,7 +317,7 @@ impl<T: TrainEngine> TrainerThread<T> {
     }
 
     fn train(&mut self, job: TrainJob, progress: &TrainerProgress) -> TrainedBatch {
-        let TrainJob { version, groups, advantages, learner } = job;
+        let TrainJob { version, groups, advantages, learner, held_out } = job;
         let (total, optimizer) = (self.total_optimizer_steps, self.optimizer.clone());
         let rate = move |step: u64| optimizer.learning_rate_at(learner.optimizer_steps + step, total);
         let position = BatchPosition {
@@ -311,8 +330,10 @@ impl<T: TrainEngine> TrainerThread<T> {
         let mut report_steps = |done, total| progress.set_steps(done, total);
         let trained = self.training.train(&mut self.models, &groups, &position, &mut report_steps);
         let result = trained.and_then(|report| {
+            let trained = Instant::now();
+            let validated = held_out.map(|groups| self.validate(&groups, &report.state)).transpose()?;
             let weights = self.publish(PolicyVersion(version.0 + 1))?;
-            Ok(BatchResult { report, weights })
+            Ok(BatchResult { report, trained, validated, weights })
         });
         TrainedBatch { batch: version.0, groups, result }
     }
@@ -322,6 +343,14 @@ impl<T: TrainEngine> TrainerThread<T> {
             Some(spec) => self.training.evaluate_reward(spec, &mut self.models.policy, &self.held_out),
             None => Ok(RewardEvaluation::default()),
         }
+    }
+
+    /// Measures the loss on held-out rows.
+    fn validate(&mut self, held_out: &[Group], state: &AlgorithmState) -> Result<Validated, TrainError> {
+        let start = Instant::now();
+        let metrics =
+            self.training.validate(&mut self.models, held_out, state, self.groups_per_batch as usize)?;
+        Ok(Validated { metrics, start, end: Instant::now() })
     }
 
     fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), StageError> {

@@ -350,6 +350,16 @@ pub enum Event {
     },
     /// A held-out completion.
     EvaluationSample(Sample),
+    /// The loss of a version on held-out rows was measured.
+    Validation {
+        /// Metrics of the validation.
+        #[serde(deserialize_with = "finite_metrics")]
+        metrics: Metrics,
+        /// Number of held-out rows.
+        rows: u64,
+        /// True if this is the best version so far.
+        best: bool,
+    },
     /// A checkpoint is durable.
     Checkpoint {
         /// Folder of the checkpoint, relative to the run directory.

@@ -214,6 +214,7 @@ impl Header<'_> {
             ("sample", _) => LineKind::Sample,
             ("evaluation", _) => LineKind::Evaluation,
             ("evaluation_sample", _) => LineKind::EvaluationSample,
+            ("validation", _) => LineKind::Validation,
             ("activity", Some("group")) => LineKind::Group { ticket: self.ticket.0 },
             ("activity", Some(activity)) => LineKind::Activity {
                 version: self.version.0.unwrap_or_default(),

@@ -169,7 +169,8 @@ impl<'a> EventStream<'a> {
         if !matches!(written, Some(Ok(()))) {
             self.lost_lines += 1;
         }
-        if let Event::Step { metrics } | Event::Evaluation { metrics, .. } = &line.event
+        if let Event::Step { metrics } | Event::Evaluation { metrics, .. } | Event::Validation { metrics, .. } =
+            &line.event
             && let Some(tensorboard) = &mut self.tensorboard
         {
             let values = metrics.iter().map(|(name, &value)| (name.as_str(), value));

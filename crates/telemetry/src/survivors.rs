@@ -27,6 +27,7 @@ pub(crate) enum LineKind {
     Sample,
     Evaluation,
     EvaluationSample,
+    Validation,
     /// An activity of a step. `version` is the number of the batch if `is_batch`.
     Activity {
         version: u64,
@@ -49,6 +50,7 @@ impl<'a> From<&'a EventLine> for LineKey<'a> {
             Event::Sample(_) => LineKind::Sample,
             Event::Evaluation { .. } => LineKind::Evaluation,
             Event::EvaluationSample(_) => LineKind::EvaluationSample,
+            Event::Validation { .. } => LineKind::Validation,
             Event::Activity { activity: Activity::Group, ticket, .. } => LineKind::Group { ticket: *ticket },
             Event::Activity { activity, version, .. } => {
                 LineKind::Activity { version: *version, is_batch: *activity == Activity::Train }
@@ -70,9 +72,11 @@ impl LineKey<'_> {
     /// Returns the step over all stages that the line reports on; `None` for lines that do not belong to a step.
     fn reported_step(&self) -> Option<u64> {
         match self.kind {
-            LineKind::Step | LineKind::Sample | LineKind::Evaluation | LineKind::EvaluationSample => {
-                Some(self.global_step)
-            }
+            LineKind::Step
+            | LineKind::Sample
+            | LineKind::Evaluation
+            | LineKind::EvaluationSample
+            | LineKind::Validation => Some(self.global_step),
             LineKind::Activity { version, is_batch } => {
                 Some(self.stage_base() + version + u64::from(is_batch))
             }
@@ -89,6 +93,7 @@ impl LineKey<'_> {
         match self.kind {
             LineKind::Evaluation => Some((Subject::Evaluation, self.global_step)),
             LineKind::EvaluationSample => Some((Subject::EvaluationSample, self.global_step)),
+            LineKind::Validation => Some((Subject::Validation, self.global_step)),
             LineKind::Group { ticket } => ticket.map(|ticket| (Subject::Group, ticket)),
             LineKind::End { ticket } => Some((Subject::End, ticket)),
             _ => None,
@@ -100,6 +105,7 @@ impl LineKey<'_> {
 enum Subject {
     Evaluation,
     EvaluationSample,
+    Validation,
     Group,
     End,
 }

@@ -182,6 +182,10 @@ impl Attempt {
                     let args = json!({"step": line.step, "metrics": metrics});
                     self.push("i", "evaluation", "evaluation".into(), now, args);
                 }
+                Event::Validation { metrics, .. } => {
+                    let args = json!({"step": line.step, "metrics": metrics});
+                    self.push("i", "validation", "validation".into(), now, args);
+                }
                 Event::Checkpoint { path, bytes } => {
                     let args = json!({"path": path, "bytes": bytes});
                     self.push("i", "checkpoint", "checkpoint".into(), now, args);

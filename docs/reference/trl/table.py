@@ -54,7 +54,7 @@ def rows(fields, texts, owner):
 def unknown_keys(text):
     """The keys after `[table] ` in the texts that the reference of keys does not have."""
     known = set(re.findall(r"^\| `([a-z_]+)` \|", CONFIGURATION.read_text(), re.MULTILINE))
-    named = re.findall(r"`(?:run|model|data|eval|stage|algorithm|trainer|rollout|sampling|lora)\.([a-z_.]+)`", text)
+    named = re.findall(r"`(?:run|model|data|eval|validation|stage|algorithm|trainer|rollout|sampling|lora)\.([a-z_.]+)`", text)
     return sorted({key for key in named if key.rpartition(".")[2] not in known})
 
 

@@ -25,6 +25,10 @@ class Batch:
     rows: Tensor
     #: Inverse temperature of each scored token, `[S]`.
     inv_temperature: Tensor
+    #: Ticket, sample and segment of each sequence, if its embeddings get noise.
+    keys: tuple[tuple[int, int, int], ...] = ()
+    #: Noise on the embeddings, `[T, width]`.
+    noise: Tensor | None = None
     #: Position of each token in its sequence, `[T]`.
     positions: Tensor = field(init=False)
 
@@ -60,7 +64,11 @@ class Batch:
             temperature.append(self.inv_temperature[own])
             end += self.lengths[i]
         lengths = tuple(self.lengths[i] for i in sequences)
-        return Batch(torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature))
+        noise = self.noise
+        if noise is not None:
+            noise = torch.cat([noise[starts[i] : starts[i + 1]] for i in sequences])
+        keys = tuple(self.keys[i] for i in sequences) if self.keys else ()
+        return Batch(torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature), keys, noise)
 
     def only_or_dummy(self, sequences: Sequence[int]) -> Batch:
         """Returns a batch of some sequences, or one that scores nothing if there are none."""

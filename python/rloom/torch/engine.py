@@ -215,7 +215,9 @@ class Engine:
         self, micro_batch: int | None, batch: Batch, parts: Parts, loss: Loss
     ) -> Trained | None:
         # Sequences to score go first, while there are no activations in memory.
-        scored, trained = batch.only_or_dummy(parts.scored), batch.only_or_dummy(parts.trained)
+        scored = batch.only_or_dummy(parts.scored)
+        noisy = batch if micro_batch is None else loss.noisy(batch, self.model.width)
+        trained = noisy.only_or_dummy(parts.trained)
         only_scored = with_graph = None
         if parts.most_scored:
             with torch.no_grad():
@@ -234,7 +236,7 @@ class Engine:
                 coefficients = loss.evaluate(micro_batch, scores)
                 check_inert(coefficients, batch, parts.scored, micro_batch)
         if parts.most_trained and self.model.layout == "unpacked":
-            self._back_propagate_each(batch, parts, coefficients)
+            self._back_propagate_each(noisy, parts, coefficients)
         elif with_graph is not None:
             self._backward(batch, parts.trained, coefficients, with_graph)
         if micro_batch is None or coefficients is None:

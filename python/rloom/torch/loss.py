@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from rloom.torch.errors import LossError, NotFiniteError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rloom.torch.batch import Batch
     from rloom.torch.model import Scores
 
 
@@ -50,6 +51,9 @@ class Loss(Protocol):
     def inert(self, micro_batch: int) -> Sequence[bool]:
         """Marks the sequences whose coefficients are 0 for any scores."""
 
+    def noisy(self, batch: Batch, width: int) -> Batch:
+        """Returns the micro-batch with the noise that its embeddings of this width get in training."""
+
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         """Returns the coefficients of a micro-batch."""
 
@@ -65,6 +69,11 @@ class NativeLoss:
 
     def inert(self, micro_batch: int) -> Sequence[bool]:
         return self.step.inert(micro_batch)
+
+    def noisy(self, batch: Batch, width: int) -> Batch:
+        sequences = list(zip(batch.keys, batch.lengths, strict=False))  # without noise, there are no keys
+        noise = self.step.noise(sequences, width) if sequences else None
+        return batch if noise is None else replace(batch, noise=_tensor(noise).view(-1, width))
 
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         try:
@@ -86,6 +95,9 @@ class KnownLoss:
     def inert(self, micro_batch: int) -> Sequence[bool]:
         own = self.by_micro_batch[micro_batch]
         return [own.is_zero(torch.tensor(rows, dtype=torch.long)) for rows in self.lengths[micro_batch]]
+
+    def noisy(self, batch: Batch, width: int) -> Batch:  # noqa: ARG002
+        return batch
 
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         return self.by_micro_batch[micro_batch]

@@ -73,6 +73,12 @@ class ScoringModel(nn.Module):
         return int(embedding.weight.shape[0])
 
     @property
+    def width(self) -> int:
+        """Width of the embeddings of tokens."""
+        embedding: Any = self.hf.get_input_embeddings()
+        return int(getattr(embedding, "embedding_dim", 0) or self.hf.config.get_text_config().hidden_size)
+
+    @property
     def has_experts(self) -> bool:
         """True for a mixture of experts."""
         config = self.hf.config.get_text_config()
@@ -116,6 +122,11 @@ class ScoringModel(nn.Module):
             "position_ids": split.part(batch.positions).to(self.device)[None],
             "use_cache": False,
         }
+        if batch.noise is not None:
+            embedding: Any = self.hf.get_input_embeddings()
+            own = embedding(inputs.pop("input_ids"))
+            noise = split.part_of_rows(batch.noise).to(own.device, own.dtype)
+            inputs["inputs_embeds"] = own + noise[None]
         if self.layout == "packed":
             inputs["sequence_lengths"] = batch.lengths + ((split.padding,) if split.padding else ())
         if split.group is not None:

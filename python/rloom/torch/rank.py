@@ -305,6 +305,7 @@ def _batches(arrays: Arrays) -> dict[int, Batch]:
             tuple(arrays[f"{i}.lengths"].tolist()),
             arrays[f"{i}.rows"].long(),
             arrays[f"{i}.inv_temperature"],
+            tuple(tuple(key) for key in arrays[f"{i}.keys"].tolist()) if f"{i}.keys" in arrays else (),
         )
         for i in numbers
     }

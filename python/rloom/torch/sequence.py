@@ -37,6 +37,11 @@ class Split:
         padded = torch.nn.functional.pad(tokens, (0, self.padding))
         return padded[self.first : self.first + self.length]
 
+    def part_of_rows(self, rows: Tensor) -> Tensor:
+        """Returns this rank's part of `[T, width]`."""
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, self.padding))
+        return padded[self.first : self.first + self.length]
+
     def own(self, places: Tensor) -> Tensor:
         """Marks the tokens of this rank in a list of places."""
         return (places >= self.first) & (places < self.first + self.length)

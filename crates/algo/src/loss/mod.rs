@@ -8,6 +8,7 @@ mod cispo;
 mod clip_cov;
 mod correction;
 mod covariance;
+mod dft;
 mod dppo;
 mod dppo_kl;
 mod dppo_tv;
@@ -98,5 +99,7 @@ surrogate::losses! {
         implicit_reward::ImplicitReward,
         /// Negative log-likelihood.
         sft::Sft,
+        /// Negative log-likelihood weighted by the token's probability.
+        dft::Dft,
     }
 }

@@ -5,9 +5,9 @@ use crate::error::Refusal;
 use crate::loss::StaleWeight;
 use crate::settings::function::{PYTHON, TIMEOUT_SECONDS, check_name};
 use crate::{
-    AlgoError, AlgorithmFunction, Correction, CorrectionLevel, EntropyControl, Estimator, Filters,
-    ImportanceWeight, KlControl, KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection, Text,
-    WeightAction, WeightLevel,
+    AlgoError, AlgorithmFunction, AlgorithmSettings, Correction, CorrectionLevel, EntropyControl, Estimator,
+    Filters, ImportanceWeight, KlControl, KlEstimator, KlLoss, KlPlacement, Overlong, RejectLevel, Rejection,
+    Text, WeightAction, WeightLevel,
 };
 
 /// The divergence from the reference, in the reward or in the loss.
@@ -17,6 +17,12 @@ pub(super) struct Kl {
     pub(super) in_reward: f64,
     pub(super) control: Option<KlControl>,
     pub(super) in_loss: Option<KlLoss>,
+}
+
+/// Scale of the noise on embeddings.
+pub(super) fn noise(settings: &AlgorithmSettings) -> Result<Option<f64>, AlgoError> {
+    let Some(alpha) = settings.neftune_noise_alpha else { return Ok(None) };
+    checked("neftune_noise_alpha", alpha, |v| v > 0.0, "above 0", "5, or leave it out for no noise").map(Some)
 }
 
 pub(super) fn kl(r: &mut Reader, advantage: &Estimator) -> Result<Kl, AlgoError> {

@@ -10,7 +10,7 @@ mod sampler;
 use reader::{Reader, at_least_one, checked, read, unread_reason};
 
 use crate::{
-    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Filters, KlEstimator,
+    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Dft, Filters, KlEstimator,
     KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, RewardModelSpec, Sampler,
     Sft, Surrogate,
     error::{Refusal, Unread},
@@ -46,7 +46,7 @@ impl Algorithm {
     ) -> Result<Self, AlgoError> {
         let is_off_policy = sampler.into().is_off_policy();
         let algorithm = match method.settings() {
-            None => supervised(method, settings),
+            None => supervised(method, settings)?,
             Some(preset) if method.trains_reward_model() => reward_model(method, &preset, settings)?,
             Some(preset) if method.is_supervised() => preference(method, &preset, settings)?,
             Some(preset) if preset.preference.is_some() => pairs::sampled(method, settings.over(preset))?,
@@ -92,13 +92,29 @@ fn without_other_parts(preset: &AlgorithmSettings, settings: &AlgorithmSettings)
     kept
 }
 
-fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
+/// A method that learns from demonstrations: one optimiser step per batch.
+fn supervised(method: Method, settings: &AlgorithmSettings) -> Result<Algorithm, AlgoError> {
     let aggregation = settings.loss_aggregation.unwrap_or(Aggregation::TokenMean);
+    let neftune_noise_alpha = extras::noise(settings)?;
+    Ok(Algorithm {
+        neftune_noise_alpha,
+        settings: AlgorithmSettings {
+            loss_aggregation: Some(aggregation),
+            neftune_noise_alpha,
+            ..AlgorithmSettings::default()
+        },
+        ..given(method, aggregation)
+    })
+}
+
+/// A method that learns from given completions, without settings.
+fn given(method: Method, aggregation: Aggregation) -> Algorithm {
+    let surrogate = if method == Method::Dft { Surrogate::Dft(Dft) } else { Surrogate::Sft(Sft) };
     Algorithm {
         method,
         group_size: 1,
         advantage: None,
-        loss: PolicyLoss::new(Surrogate::Sft(Sft), aggregation),
+        loss: PolicyLoss::new(surrogate, aggregation),
         preference: None,
         reward_model: None,
         proximal: Proximal::Sampler,
@@ -110,7 +126,8 @@ fn supervised(method: Method, settings: &AlgorithmSettings) -> Algorithm {
         prm: None,
         epochs: 1,
         minibatches: 1,
-        settings: AlgorithmSettings { loss_aggregation: Some(aggregation), ..AlgorithmSettings::default() },
+        neftune_noise_alpha: None,
+        settings: AlgorithmSettings::default(),
     }
 }
 
@@ -134,7 +151,7 @@ fn preference(
             preference: Some(preference.settings()),
             ..AlgorithmSettings::default()
         },
-        ..supervised(method, &AlgorithmSettings::default())
+        ..given(method, Aggregation::TokenMean)
     })
 }
 
@@ -209,6 +226,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
         prm,
         epochs: at_least_one("epochs", read!(r.epochs or 1))?,
         minibatches: at_least_one("minibatches", read!(r.minibatches or 1))?,
+        neftune_noise_alpha: None,
         settings: reader.record,
     };
     Ok(algorithm)

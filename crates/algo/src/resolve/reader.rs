@@ -80,6 +80,9 @@ pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings)
     if let Some(reason) = of_preference {
         return reason;
     }
+    if key == "neftune_noise_alpha" {
+        return UnreadReason::Because("only methods that learn from demonstrations have noise on embeddings");
+    }
     if method.is_supervised() {
         return UnreadReason::Supervised;
     }

@@ -88,6 +88,9 @@ overrides! {
         epochs: u32,
         /// Optimiser steps per pass.
         minibatches: u32,
+        /// Scale α of uniform noise on the embeddings in training (NEFTune): α/√(L·d) for a sequence of L tokens and
+        /// embeddings of width d. Methods that learn from demonstrations have it.
+        neftune_noise_alpha: f64,
         /// Divergence from the reference model.
         kl: KlSettings,
         /// Correction for a sampler that is not the policy being trained.

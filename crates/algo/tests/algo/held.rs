@@ -209,6 +209,8 @@ impl<'a> Held<'a> {
         let to_sampler = |t: usize| self.lp[t] - self.behavior[t];
         match self.loss.surrogate {
             Surrogate::Sft(_) => -lp[t],
+            // The weight is the probability at the point.
+            Surrogate::Dft(_) => -self.lp[t].exp() * lp[t],
             Surrogate::Reinforce(_) => -a * lp[t],
             Surrogate::PpoClip(clip) => ppo(&clip, now(t), a),
             Surrogate::ClipCov(_) if self.picked[t] => 0.0,

@@ -1,7 +1,7 @@
 //! Losses for the property tests.
 
 use rloom_algo::{
-    Aggregation, Cispo, ClipCov, Correction, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, ImplicitReward,
+    Aggregation, Cispo, ClipCov, Correction, Dft, DppoKl, DppoTv, Gmpo, Gspo, GspoToken, ImplicitReward,
     ImportanceWeight, KlCov, KlEstimator, KlLoss, Level, LossKind, PolicyLoss, PpoClip, RatioTo, Reinforce,
     RejectLevel, Rejection, Sapo, Sft, Surrogate, Topr, ValueLoss, WeightAction, WeightLevel,
 };
@@ -38,6 +38,7 @@ pub(crate) fn surrogates() -> Vec<Surrogate> {
         Surrogate::KlCov(KlCov { cov_share: 0.2, cov_coef: 0.7 }),
         Surrogate::ImplicitReward(ImplicitReward { beta: 0.3 }),
         Surrogate::Sft(Sft),
+        Surrogate::Dft(Dft),
     ];
     let others = LossKind::ALL.iter().filter(|kind| !surrogates.iter().any(|s| s.kind() == Some(**kind)));
     // A loss in Python is computed elsewhere.

@@ -3,7 +3,7 @@
 use miette::Diagnostic;
 use rloom_algo::estimators::{Group, GroupMean, ReinforcePp};
 use rloom_algo::{
-    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Estimator, KlEstimator, KlLoss, Level, Method,
+    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Dft, Estimator, KlEstimator, KlLoss, Level, Method,
     PpoClip, Reinforce, Scope, Surrogate,
 };
 
@@ -48,6 +48,11 @@ fn presets_are_the_table() {
         (None, Aggregation::TokenMean, Scope::Token)
     );
     assert!(!sft.needs_rollouts() && !sft.needs_reference());
+
+    let dft = by_method(Method::Dft);
+    assert_eq!(dft.loss.surrogate, Surrogate::Dft(Dft));
+    assert_eq!((dft.advantage, dft.loss.aggregation), (sft.advantage, sft.loss.aggregation));
+    assert_eq!((sft.neftune_noise_alpha, dft.neftune_noise_alpha), (None, None));
 }
 
 /// Resolved settings resolve to the same algorithm, without keys that have no effect.
@@ -300,4 +305,24 @@ fn kl_is_completed() {
     assert_eq!(kl(Method::Rloo, r#"{"kl":{"placement":"loss"}}"#), loss(0.05, KlEstimator::K3));
     assert_eq!(kl(Method::Rloo, r#"{"kl":{"coef":0.0}}"#), (0.0, None));
     assert!(!resolve(Method::Rloo, r#"{"kl":{"coef":0}}"#).unwrap().needs_reference());
+}
+
+/// Methods that learn from demonstrations have noise on embeddings; nothing else reads its scale.
+#[test]
+fn noise_on_embeddings() {
+    for method in [Method::Sft, Method::Dft] {
+        let algorithm = resolve(method, r#"{"neftune_noise_alpha":5.0}"#).unwrap();
+        assert_eq!(algorithm.neftune_noise_alpha, Some(5.0));
+        let again = Algorithm::resolve(method, &algorithm.to_settings(), 0).unwrap();
+        assert_eq!(again, algorithm);
+        for wrong in ["0.0", "-1.0"] {
+            let error = resolve(method, &format!("{{\"neftune_noise_alpha\":{wrong}}}"));
+            assert_eq!(error.unwrap_err().keys(), ["neftune_noise_alpha"], "{wrong}");
+        }
+    }
+    for method in [Method::Grpo, Method::Dpo, Method::Kto] {
+        let error = resolve(method, r#"{"neftune_noise_alpha":5.0}"#).unwrap_err();
+        assert_eq!(error.keys(), ["neftune_noise_alpha"]);
+        assert!(error.to_string().contains("learn from demonstrations"), "{error}");
+    }
 }

@@ -227,6 +227,7 @@ def policy_gradients():
         "dppo_tv": example(trusted, of_group(adv.group), dppo("tv", 0.2), "token_mean"),
         "dppo_kl": example(trusted, of_group(adv.group), dppo("kl", 0.05), "token_mean"),
         "sft": example([[{"logprob": [-0.5, -1.0]}], [{"logprob": [-0.3]}]], None, ("sft", {}), "token_mean"),
+        "dft": example([[{"logprob": [-0.5, -1.0]}], [{"logprob": [-0.3]}]], None, ("dft", {}), "token_mean"),
     }
 
 

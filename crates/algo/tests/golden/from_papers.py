@@ -45,6 +45,7 @@ def first_losses():
                 f"reinforce_pp_baseline {on}", "reinforce_pp_baseline", {}, on, CLIP, "token_mean", ("k2", 1e-4, False)
             ),
             loss_case(f"sft {on}", "sft", {}, on, ("sft", {}), "token_mean"),
+            loss_case(f"dft {on}", "dft", {}, on, ("dft", {}), "token_mean"),
             loss_case(
                 f"clip-higher, token mean {on}",
                 "grpo",

@@ -158,6 +158,8 @@ def surrogate(step, kind, picked=None, **k):
         return kind(step, **k), {}
     if kind == "sft":
         return -lp, {}
+    if kind == "dft":  # arXiv 2508.05629, eq. 9
+        return -torch.exp(lp).detach() * lp, {}
     if kind == "reinforce":
         return -a * lp, {}
     if kind == "ppo":

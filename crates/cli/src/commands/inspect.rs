@@ -55,6 +55,9 @@ struct StageOverview {
     reward: Vec<f64>,
     loss: Vec<f64>,
     accuracy: Vec<Measured>,
+    /// Losses on held-out rows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    validation: Vec<Validated>,
     last: rloom_telemetry::Metrics,
 }
 
@@ -62,6 +65,13 @@ struct StageOverview {
 struct Measured {
     step: u64,
     accuracy: f64,
+    best: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Validated {
+    step: u64,
+    loss: f64,
     best: bool,
 }
 
@@ -148,6 +158,11 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
             let (from, to) = (percent(first.accuracy), percent(last.accuracy));
             output.data(&format!("  {:<10} {from} to {to}  {}", "held out", sparkline(&curve, CURVE)))?;
         }
+        if let (Some(first), Some(last)) = (stage.validation.first(), stage.validation.last()) {
+            let curve: Vec<f64> = stage.validation.iter().map(|m| m.loss).collect();
+            let ends = format!("{:.4} to {:.4}", first.loss, last.loss);
+            output.data(&format!("  {:<10} {ends}  {}", "validation", sparkline(&curve, CURVE)))?;
+        }
         if !stage.last.is_empty() {
             output.data(&format!("  {:<10} {}", "last step", event_text::summary(&stage.last)))?;
         }
@@ -164,6 +179,11 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
             "best         {accuracy} held out, stage {} step {}",
             stage.outline.name, measured.step
         ))?;
+    }
+    let validated = overview.stages.iter().flat_map(|s| s.validation.iter().map(move |m| (s, m)));
+    if let Some((stage, Validated { step, loss, .. })) = validated.filter(|(_, m)| m.best).next_back() {
+        let name = &stage.outline.name;
+        output.data(&format!("best         validation loss {loss:.4}, stage {name} step {step}"))?;
     }
     for (i, name) in overview.checkpoints.iter().enumerate() {
         let label = if i == 0 { "checkpoints" } else { "" };

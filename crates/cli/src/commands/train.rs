@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_config::{Config, Resume};
 use rloom_run::{ResumeOptions, RunError, StageError, StopFlag, Summary};
+use rloom_store::checkpoint::BestScore;
 use serde_json::json;
 
 use crate::arguments::Train;
@@ -152,8 +153,11 @@ fn report(summary: &Summary, output: Output) {
     let path = |path: &Path| output.paint(CYAN, &path.display().to_string());
     if let Some(best) = &summary.best {
         output.info(&format!(
-            "best        {} held out, stage {} step {}",
-            percent(best.accuracy),
+            "best        {}, stage {} step {}",
+            match best.score {
+                BestScore::Accuracy(accuracy) => format!("{} held out", percent(accuracy)),
+                BestScore::ValidationLoss(loss) => format!("validation loss {loss:.4}"),
+            },
             best.stage,
             best.step
         ));

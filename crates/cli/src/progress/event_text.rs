@@ -28,6 +28,8 @@ pub(crate) struct EventText {
     /// Step whose completion was shown last.
     shown: Option<u64>,
     accuracy: Option<f64>,
+    /// Of the last validation of the stage.
+    validation_loss: Option<f64>,
     /// Tenths of the prompts whose measurement is reported.
     measured: u64,
 }
@@ -43,6 +45,7 @@ impl EventText {
             last_line: 0.0,
             shown: None,
             accuracy: None,
+            validation_loss: None,
             measured: 0,
         }
     }
@@ -102,6 +105,7 @@ impl EventText {
             Event::StageStarted { outline, from_step } => {
                 self.stage = Some(outline.clone());
                 self.rewards.clear();
+                self.validation_loss = None;
                 self.shown = None;
                 let from = if *from_step > 0 { format!(", from step {from_step}") } else { String::new() };
                 let title = format!("stage {}", outline.name);
@@ -134,6 +138,11 @@ impl EventText {
             Event::Evaluation { metrics, tasks, best, .. } => {
                 let text = self.evaluation(line.step, metrics, *tasks, *best);
                 self.accuracy = metrics.get(metric::EVAL_ACCURACY).copied();
+                vec![text]
+            }
+            Event::Validation { metrics, rows, best } => {
+                let text = self.validation(line.step, metrics, *rows, *best);
+                self.validation_loss = metrics.get(metric::VALIDATION_LOSS).copied();
                 vec![text]
             }
             Event::Checkpoint { path, bytes: size } => {
@@ -190,6 +199,21 @@ impl EventText {
         let best = if best { ", best so far" } else { "" };
         let title = self.output.paint(BOLD, "held out");
         format!("{title} at step {step}: {} of {tasks} tasks{best}", parts.join(", "))
+    }
+
+    fn validation(&self, step: u64, metrics: &Metrics, rows: u64, best: bool) -> String {
+        let mut parts = Vec::new();
+        if let Some(loss) = metrics.get(metric::VALIDATION_LOSS) {
+            let change = self.validation_loss.map(|before| format!(" ({:+.4})", loss - before));
+            parts.push(format!("loss {loss:.4}{}", change.unwrap_or_default()));
+        }
+        let accuracy = format!("{}{}", metric::VALIDATION_PREFIX, metric::REWARDS_ACCURACIES);
+        if let Some(accuracy) = metrics.get(&accuracy) {
+            parts.push(format!("{} of the pairs right", percent(*accuracy)));
+        }
+        let best = if best { ", best so far" } else { "" };
+        let title = self.output.paint(BOLD, "validation");
+        format!("{title} at step {step}: {} on {} rows{best}", parts.join(", "), thousands(rows))
     }
 
     /// Formats one completion every `show_every` steps.

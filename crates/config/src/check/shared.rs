@@ -24,11 +24,15 @@ fn unread_tables(draft: &Draft, problems: &mut Vec<Problem>) {
         let read = match name {
             "sampling" | "schedule" | "domains" => samples,
             "reward" | "rollout" => samples || draft.eval.is_some(),
+            "validation" => draft.stages.iter().any(|stage| stage.validation.is_some()),
             _ => true,
         };
         if let (false, Some(origin)) = (read, draft.root.key_origin(name)) {
-            let problem = Problem::new(Code::Unread, format!("nothing reads `{name}`"))
-                .at(origin, "no stage samples: all train on demonstrations");
+            let reason = match name {
+                "validation" => "no stage learns from rows: all sample",
+                _ => "no stage samples: all train on demonstrations",
+            };
+            let problem = Problem::new(Code::Unread, format!("nothing reads `{name}`")).at(origin, reason);
             problems.push(if name == "sampling" && draft.eval.is_some() {
                 problem.hint("the sampling of evaluation is set in `[eval.sampling]`")
             } else {
@@ -64,6 +68,9 @@ fn readers<'a>(draft: &'a Draft, name: &str) -> Vec<Reader<'a>> {
             ("schedule", Some(rollout)) => found.push(reader!(rollout.schedule)),
             ("domains", Some(rollout)) => found.push(reader!(rollout.domains)),
             _ => {}
+        }
+        if let ("validation", Some(section)) = (name, &stage.validation) {
+            found.push(reader!(section));
         }
     }
     if let Some(eval) = &draft.eval {

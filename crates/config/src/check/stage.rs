@@ -11,6 +11,7 @@ use crate::compose::{Draft, StageDraft};
 use crate::layered::suggest;
 use crate::problem::{Code, Problem};
 use crate::settings::{MODEL, PREVIOUS, Stage, StageRollout, Start};
+use crate::validation::ValidationSettings;
 
 pub(super) fn check_all(draft: &Draft, problems: &mut Vec<Problem>) -> Option<Vec<Stage>> {
     if draft.stages.is_empty() {
@@ -54,8 +55,10 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         check_overlong(stage, algorithm, problems);
         check_critic(stage, algorithm, problems);
         check_reference(stage, algorithm, problems);
+        check_noise(stage, algorithm, problems);
     }
     let rollout = rollout(stage, algorithm.as_ref(), problems);
+    let validation = validation(stage, problems);
     let algorithm = algorithm?;
     Some(Stage {
         name: keys.name.clone(),
@@ -72,6 +75,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         data: stage.data.value.clone(),
         environment: stage.environment.value.clone(),
         rollout,
+        validation,
     })
 }
 
@@ -95,6 +99,43 @@ fn eval_every(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) ->
         );
     }
     0
+}
+
+/// The validation of a stage that learns from rows; it needs held-out rows. A reward model has its own evaluation.
+fn validation(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<ValidationSettings> {
+    let Some(section) = &stage.validation else {
+        if let Some(origin) = stage.keys.key_origin("validation") {
+            let reason = if stage.keys.value.method.trains_reward_model() {
+                "a reward model is evaluated on its held-out rows: see `eval_every`"
+            } else {
+                "the stage samples: its held-out measure is the accuracy"
+            };
+            problems.push(
+                Problem::new(Code::Unread, format!("nothing reads `{}`", stage.keys.name("validation")))
+                    .at(origin, reason)
+                    .at_if_set(stage.keys.origin("method"), "")
+                    .hint("remove it, and set `[eval]` to evaluate on held-out tasks"),
+            );
+        }
+        return None;
+    };
+    values::validation(section, problems);
+    if section.value.every == 0 {
+        return None;
+    }
+    if !stage.data.value.has_held_out() {
+        problems.push(
+            Problem::new(Code::Conflict, "there are no held-out rows to validate on")
+                .at(section.node.origin, "")
+                .at(stage.data.origin_or_table("path"), "has no held-out split")
+                .hint(format!(
+                    "set `{}` to another file, or `{}` to hold out rows of this one",
+                    stage.data.sibling_name("path", "eval_path"),
+                    stage.data.sibling_name("path", "eval_rows")
+                )),
+        );
+    }
+    Some(section.value.clone())
 }
 
 /// The penalty on overlong completions is reported as the component `overlong`.
@@ -164,6 +205,23 @@ fn check_critic(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Pr
                 .hint(format!(
                     "set `{} = \"torch\"`, or choose a method without a critic, such as `grpo`",
                     stage.trainer.name("backend")
+                )),
+        );
+    }
+}
+
+/// Ranks of Megatron add no noise to embeddings.
+fn check_noise(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec<Problem>) {
+    if algorithm.neftune_noise_alpha.is_some() && matches!(stage.trainer.value.backend, Backend::Megatron(_))
+    {
+        problems.push(
+            Problem::new(Code::Conflict, "the Megatron backend adds no noise to embeddings")
+                .at(stage.trainer.origin_or_table("backend"), "")
+                .at_if_set(stage.keys.origin("algorithm.neftune_noise_alpha"), "noise on embeddings")
+                .hint(format!(
+                    "set `{} = \"torch\"`, or remove `{}`",
+                    stage.trainer.name("backend"),
+                    stage.keys.name("algorithm.neftune_noise_alpha")
                 )),
         );
     }

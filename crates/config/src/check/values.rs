@@ -13,6 +13,7 @@ use super::run::MAX_THREADS;
 use crate::layered::read::custom;
 use crate::problem::{Code, Problem};
 use crate::section::Section;
+use crate::validation::ValidationSettings;
 
 /// Keys that greedy decoding does not use.
 const TRUNCATION: [&str; 3] = ["top_k", "top_p", "min_p"];
@@ -122,6 +123,12 @@ pub(super) fn data(section: &Section<DataSettings>, problems: &mut Vec<Problem>)
         Ok(()) => {}
         Err(DataError::Setting { key, problem }) => problems.push(setting(section, key, &problem)),
         Err(other) => problems.push(at_table(section, &other)),
+    }
+}
+
+pub(super) fn validation(section: &Section<ValidationSettings>, problems: &mut Vec<Problem>) {
+    if let Err(error) = section.value.validate() {
+        problems.push(refused(section, &error));
     }
 }
 

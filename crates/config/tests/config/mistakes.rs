@@ -561,3 +561,35 @@ fn references() {
         assert!(codes.is_empty(), "{found}");
     }
 }
+
+#[test]
+fn validation_needs_rows_that_are_held_out() {
+    compare(
+        "validation",
+        &[
+            ("[validation]\nevery = 5\nrows = 10\n", &[]),
+            ("[[stage]]\nname = \"warmup\"\n[stage.validation]\nrows = 0\n", &[Code::OutOfRange]),
+            ("[[stage]]\nname = \"rl\"\n[stage.validation]\nevery = 5\n", &[Code::Unread]),
+            (
+                "[tokenizer]\nalphabet = \"01\"\n[[stage]]\nname = \"warmup\"\ndata = { path = \"rows.jsonl\" }\nvalidation = {}\n",
+                &[Code::Conflict],
+            ),
+            (
+                "[validation]\nevery = 5\n[[stage]]\nname = \"warmup\"\nvalidation = { every = 0 }\n",
+                &[Code::Unread],
+            ),
+            (
+                "[[stage]]\nname = \"warmup\"\n[stage.algorithm]\nneftune_noise_alpha = 0.0\n",
+                &[Code::Conflict],
+            ),
+            ("[[stage]]\nname = \"rl\"\n[stage.algorithm]\nneftune_noise_alpha = 5.0\n", &[Code::Unread]),
+            (
+                "[trainer]\nbackend = \"megatron\"\n[[stage]]\nname = \"warmup\"\nalgorithm.neftune_noise_alpha = 5.0\n",
+                &[Code::Conflict],
+            ),
+        ],
+    );
+    // Nothing reads the shared table if all stages sample.
+    let (codes, text) = errors_of("[validation]\n[[stage]]\nname = \"warmup\"\nmethod = \"grpo\"\n", &[]);
+    assert_eq!(codes, [Code::Unread], "{text}");
+}

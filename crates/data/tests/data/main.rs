@@ -1,6 +1,7 @@
 //! Data files, data sets of the hub, and generated tasks.
 
 mod compressed;
+mod formats;
 mod games;
 mod generators;
 mod hostile;

@@ -219,8 +219,7 @@ fn rows_of_another_kind_are_refused_with_what_they_are() {
     for (row, kind, expected) in [
         (&pair, RowKind::Demonstrations, other(demonstrations, pairs)),
         (&implicit, RowKind::Demonstrations, other(demonstrations, pairs)),
-        (&implicit, RowKind::Labels, other(labels, pairs)),
-        (&pair, RowKind::Labels, other(labels, pairs)),
+        (&steps, RowKind::Labels, other(labels, of_steps)),
         (&label, RowKind::Pairs, other(pairs, labels)),
         (&steps, RowKind::Pairs, other(pairs, of_steps)),
         (&label, RowKind::Steps, other(of_steps, labels)),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rloom_algo::{LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
+use rloom_algo::{EmbeddingNoise, LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
@@ -12,7 +12,7 @@ use rloom_engine::{
     TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    AdapterError, Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
+    AdapterError, Candidates, Dtype, Forward, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
     OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
 };
 use rloom_ops::Ctx;
@@ -188,6 +188,10 @@ impl EmbeddedTrainEngine {
         if step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
+        let shares = |batch: &PackedBatch| batch.parents.iter().any(Option::is_some);
+        if loss.noise().is_some() && (loss.scope() == Scope::Step || step.iter().any(shares)) {
+            return Err(TrainError::Unsupported { feature: Feature::SharedNoise });
+        }
         let mut report = LossReport::default();
         let mut step_scoped = self.step_scoped(step, loss)?.map(Vec::into_iter);
         let mut progress = self.observer.begin(TrainWork::Accumulate, step.len());
@@ -251,11 +255,7 @@ impl EmbeddedTrainEngine {
         let mut forward = None;
         let mut trained = TokenScores::default();
         if let Some(batch) = division.trained.as_deref() {
-            let (tokens, rows) = views(batch);
-            let pass = self
-                .policy
-                .forward(&self.ctx, &tokens, &rows, model_checkpointing(self.checkpointing))
-                .map_err(batch_error)?;
+            let pass = self.forward(batch, loss.noise())?;
             trained = finite(pass.scores().clone(), batch)?;
             forward = Some(pass);
         }
@@ -285,6 +285,19 @@ impl EmbeddedTrainEngine {
         }
         division.report(&grad.terms, report);
         Ok(())
+    }
+
+    /// The forward pass that keeps the activations.
+    fn forward(&self, batch: &PackedBatch, noise: Option<EmbeddingNoise>) -> Result<Forward, TrainError> {
+        let ((tokens, rows), checkpointing) = (views(batch), model_checkpointing(self.checkpointing));
+        let pass = match noise {
+            None => self.policy.forward(&self.ctx, &tokens, &rows, checkpointing),
+            Some(noise) => {
+                let add = |embeddings: &mut [f32]| add_noise(noise, batch, embeddings);
+                self.policy.forward_with_noise(&self.ctx, &tokens, &rows, checkpointing, &add)
+            }
+        };
+        pass.map_err(batch_error)
     }
 
     /// Capabilities of an engine that computes in `dtype` in this context.
@@ -366,6 +379,15 @@ fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
         PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
         ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
     )
+}
+
+/// Adds noise to the embeddings of a batch without shared prompts, sequence by sequence.
+fn add_noise(noise: EmbeddingNoise, batch: &PackedBatch, embeddings: &mut [f32]) {
+    let width = embeddings.len() / batch.tokens.len().max(1);
+    for (&segment, &key) in batch.segments.iter().zip(&batch.keys) {
+        let tokens = batch.seq_starts[segment]..batch.seq_starts[segment + 1];
+        noise.add(key, tokens.len(), &mut embeddings[tokens.start * width..tokens.end * width]);
+    }
 }
 
 /// The model's mode of a recipe's activation checkpointing.

@@ -1,4 +1,4 @@
-use rloom_algo::{AlgoError, LossGrad, LossStep, Scope, TokenScores};
+use rloom_algo::{AlgoError, EmbeddingNoise, LossGrad, LossStep, Scope, TokenScores};
 
 /// A loss as the engine evaluates it. [`LossStep`] is the only implementation outside of tests, which check that the
 /// engine rejects coefficients that no correct loss produces.
@@ -18,6 +18,11 @@ pub(crate) trait StepLoss: Sync {
         let _ = micro_batch;
         Vec::new()
     }
+
+    /// Noise on the embeddings of the trained tokens.
+    fn noise(&self) -> Option<EmbeddingNoise> {
+        None
+    }
 }
 
 impl StepLoss for LossStep<'_> {
@@ -35,5 +40,9 @@ impl StepLoss for LossStep<'_> {
 
     fn inert(&self, micro_batch: usize) -> Vec<bool> {
         LossStep::inert(self, micro_batch)
+    }
+
+    fn noise(&self) -> Option<EmbeddingNoise> {
+        self.noise
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use rloom_algo::{AlgoError, LossGrad, LossStep, Scope, TokenScores};
+use rloom_algo::{AlgoError, EmbeddingNoise, LossGrad, LossStep, Scope, TokenScores};
 use rloom_engine::{LossReport, PackedBatch, TrainError};
 
 use super::EmbeddedTrainEngine;
@@ -37,6 +37,10 @@ impl StepLoss for Recording<'_> {
 
     fn inert(&self, micro_batch: usize) -> Vec<bool> {
         self.loss.inert(micro_batch)
+    }
+
+    fn noise(&self) -> Option<EmbeddingNoise> {
+        self.loss.noise
     }
 }
 

@@ -46,6 +46,11 @@ pub enum Feature {
     CandidatesInLoss,
     /// A reference that moves.
     ReferenceSync,
+    /// Noise on embeddings.
+    EmbeddingNoise,
+    /// Noise on the embeddings of prompts that several sequences share, whose noise differs, or in a loss of step scope, which
+    /// is evaluated on scores without noise.
+    SharedNoise,
 }
 
 impl fmt::Display for Feature {
@@ -55,6 +60,8 @@ impl fmt::Display for Feature {
             Self::Candidates => "candidate token ids",
             Self::CandidatesInLoss => "candidate token ids in a loss",
             Self::ReferenceSync => "a reference that moves",
+            Self::EmbeddingNoise => "embeddings with noise",
+            Self::SharedNoise => "embeddings with noise in shared prompts or in a loss of step scope",
         })
     }
 }

@@ -11,14 +11,21 @@ use serde_json::{Value, json};
 
 use crate::support::{ALPHABET, TEMPLATE, now};
 
-/// The task of a row, and its rules.
-fn read(row: &Value, kind: RowKind, loss_on: Option<LossOn>) -> (Task, RowRules) {
+/// The tasks of a row, and its rules.
+fn read_all(row: &Value, kind: RowKind, settings: FileSettings) -> (Vec<Task>, RowRules) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, row.to_string()).unwrap();
-    let settings = DataSettings::from(Source::Files(FileSettings { loss_on, ..FileSettings::new(path) }));
+    let path = FileSettings::new(path).path;
+    let settings = DataSettings::from(Source::Files(FileSettings { path, ..settings }));
     let dataset = Dataset::open_kind(&settings, Split::Demonstration, kind, 1, &Hub::from_env()).unwrap();
-    (dataset.get(0).unwrap(), dataset.rules(0))
+    (dataset.iter().collect::<Result<_, _>>().unwrap(), dataset.rules(0))
+}
+
+/// The task of a row, and its rules.
+fn read(row: &Value, kind: RowKind, loss_on: Option<LossOn>) -> (Task, RowRules) {
+    let (mut tasks, rules) = read_all(row, kind, FileSettings { loss_on, ..FileSettings::new("") });
+    (tasks.remove(0), rules)
 }
 
 fn episodes(
@@ -68,7 +75,7 @@ fn tokenizer_with(name: &str, template: Option<&str>) -> Tokenizer {
 #[test]
 fn rows_have_the_tokens_and_masks_of_trl() {
     let stored: Vec<Value> = serde_json::from_str(include_str!("../golden/trl_rows.json")).unwrap();
-    let mut unlearned = 0;
+    let (mut unlearned, mut cut) = (0, 0);
     for case in &stored {
         let template = case["template"].as_str();
         let tokenizer = tokenizer_with(case["tokenizer"].as_str().unwrap(), template);
@@ -77,9 +84,16 @@ fn rows_have_the_tokens_and_masks_of_trl() {
             "labels" => RowKind::Labels,
             _ => RowKind::Demonstrations,
         };
-        let loss_on = serde_json::from_value(case["loss_on"].clone()).unwrap();
-        let (task, rules) = read(&case["row"], kind, loss_on);
-        let episodes = episodes(&task, &tokenizer, rules, 1000).unwrap();
+        let settings = FileSettings {
+            loss_on: serde_json::from_value(case["loss_on"].clone()).unwrap(),
+            too_long: serde_json::from_value(case["too_long"].clone()).unwrap(),
+            max_tokens: case["max_tokens"].as_u64(),
+            ..FileSettings::new("")
+        };
+        let is_cut = settings.max_tokens.is_some();
+        let (tasks, rules) = read_all(&case["row"], kind, settings);
+        let of_task = |task| episodes(task, &tokenizer, rules, 1000).unwrap();
+        let episodes: Vec<Trajectory> = tasks.iter().flat_map(of_task).collect();
         let expected = case["episodes"].as_array().unwrap();
         assert_eq!(episodes.len(), expected.len());
         for (episode, expected) in episodes.iter().zip(expected) {
@@ -90,20 +104,25 @@ fn rows_have_the_tokens_and_masks_of_trl() {
             assert!(tokenizer.decode(&rest, false).unwrap().trim().is_empty(), "{case}\n{tokens:?}");
             unlearned += rest.len();
             assert_eq!(mask(episode), expected_mask[..tokens.len()], "{case}");
-            assert!(episode.tokens.last().is_some_and(|last| tokenizer.eos_ids().contains(last)), "{case}");
+            let is_ended = episode.tokens.last().is_some_and(|last| tokenizer.eos_ids().contains(last));
+            assert!(is_ended || is_cut, "{case}");
         }
-        let length = row_length(&tokenizer, &task, rules).unwrap();
+        cut += usize::from(is_cut);
+        let of_task = |task| row_length(&tokenizer, task, rules).unwrap();
         let longest = episodes.iter().map(|episode| episode.tokens.len()).max().unwrap();
-        assert!(length.prompt + length.completion >= longest, "{length:?}, {longest}");
+        let lengths: Vec<usize> = tasks.iter().map(of_task).map(|of| of.prompt + of.completion).collect();
+        assert!(lengths.iter().any(|length| *length >= longest), "{lengths:?}, {longest}");
     }
-    assert!(stored.len() > 30 && unlearned > 0, "{} cases, {unlearned} tokens after the end", stored.len());
+    assert!(stored.len() > 80 && unlearned > 0, "{} cases, {unlearned} tokens after the end", stored.len());
+    assert!(cut > 25, "{cut}");
 }
 
 /// The assistant's text under a template without marks is what a template with marks says it is.
 #[test]
 fn assistant_text_is_found_without_marks() {
     let stored: Vec<Value> = serde_json::from_str(include_str!("../golden/trl_rows.json")).unwrap();
-    let marked = stored.iter().filter(|case| case["loss_on"] == "assistant");
+    let whole = stored.iter().filter(|case| case["max_tokens"].is_null());
+    let marked = whole.filter(|case| case["loss_on"] == "assistant");
     let mut count = 0;
     for case in marked {
         let template = case["template"].as_str().unwrap();

@@ -83,7 +83,8 @@ def trainer(kind, rows, tokenizer, **options):
     trainers = {"sft": (SFTTrainer, SFTConfig), "dpo": (DPOTrainer, DPOConfig), "kto": (KTOTrainer, KTOConfig)}
     of, config = trainers[kind]
     with tempfile.TemporaryDirectory() as folder:
-        args = config(output_dir=folder, max_length=None, report_to="none", use_cpu=True, bf16=False, **options)
+        options = {"max_length": None, **options}
+        args = config(output_dir=folder, report_to="none", use_cpu=True, bf16=False, **options)
         reference = {} if kind == "sft" else {"ref_model": model(tokenizer)}
         data = Dataset.from_list(rows)
         return of(model(tokenizer), args=args, train_dataset=data, processing_class=tokenizer, **reference)
@@ -96,18 +97,33 @@ def supervised(rows, tokenizer, **options):
         yield [{"ids": row["input_ids"], "mask": [0, *mask[1:]]}]
 
 
-def completed(prompt, completion):
-    return {"ids": prompt + completion, "mask": [0] * len(prompt) + [1] * len(completion)}
+def collated(of, rows):
+    """What the trainer's collator makes of prepared rows: token ids and masks without padding."""
+    batch = of.data_collator(list(rows))
+    for ids, is_token, mask in zip(*(batch[key] for key in ("input_ids", "attention_mask", "completion_mask"))):
+        length = int(is_token.sum())
+        yield {"ids": ids[:length].tolist(), "mask": mask[:length].tolist()}
 
 
-def pairs(rows, tokenizer):
-    for row in trainer("dpo", rows, tokenizer).train_dataset:
-        yield [completed(row["prompt_ids"], row[f"{name}_ids"]) for name in ("chosen", "rejected")]
+def pairs(rows, tokenizer, **options):
+    of = trainer("dpo", rows, tokenizer, **options)
+    for row in of.train_dataset:
+        yield list(collated(of, [row]))
 
 
-def labels(rows, tokenizer):
-    for row in trainer("kto", rows, tokenizer, per_device_train_batch_size=2).train_dataset:
-        yield [completed(row["prompt_ids"], row["completion_ids"])]
+def labels(rows, tokenizer, **options):
+    of = trainer("kto", rows, tokenizer, per_device_train_batch_size=2, **options)
+    for row in of.train_dataset:
+        yield list(collated(of, [row]))
+
+
+def unpaired(rows, tokenizer, **options):
+    """Both completions of a pair: the chosen ones come first."""
+    of = trainer("kto", rows, tokenizer, per_device_train_batch_size=2, **options)
+    half = len(of.train_dataset) // 2
+    for chosen, rejected in zip(of.train_dataset.select(range(half)), of.train_dataset.select(range(half, 2 * half))):
+        assert chosen["label"] and not rejected["label"]
+        yield [*collated(of, [chosen]), *collated(of, [rejected])]
 
 
 def cases():
@@ -119,6 +135,13 @@ def cases():
     yield name, None, "demonstrations", "all", COMPLETIONS, supervised, {"completion_only_loss": False}
     yield name, None, "pairs", None, PAIRS, pairs, {}
     yield name, None, "labels", None, LABELS, labels, {}
+    yield name, None, "labels", None, PAIRS, unpaired, {}
+    # With the number of tokens that are too many.
+    for mode in ("keep_start", "keep_end"):
+        yield name, None, "demonstrations", None, TEXTS, supervised, {"truncation_mode": mode}, 3
+        yield name, None, "demonstrations", "completion", COMPLETIONS, supervised, {"truncation_mode": mode}, 2
+    yield name, None, "pairs", None, PAIRS[:1], pairs, {"truncation_mode": "keep_start"}, 2
+    yield name, None, "labels", None, LABELS, labels, {"truncation_mode": "keep_start"}, 2
     for family in HEADER:
         plain, marked = template(family, False), template(family, True)
         yield name, plain, "demonstrations", "completion", ANSWERED, supervised, {}
@@ -127,11 +150,20 @@ def cases():
         yield name, marked, "demonstrations", "assistant", TALKS, supervised, {"assistant_only_loss": True}
         yield name, plain, "pairs", None, TALKED_PAIRS, pairs, {}
         yield name, plain, "labels", None, TALKED_LABELS, labels, {}
+        yield name, plain, "labels", None, TALKED_PAIRS, unpaired, {}
+        yield name, plain, "demonstrations", "completion", ANSWERED, supervised, {"truncation_mode": "keep_start"}, 4
+        assistant = {"assistant_only_loss": True, "truncation_mode": "keep_start"}
+        yield name, marked, "demonstrations", "assistant", TALKS, supervised, assistant, 5
+    # The other family writes more after the last turn, which RLoom leaves out.
+    end = {"truncation_mode": "keep_end"}
+    marked = template("llama", True)
+    yield name, marked, "demonstrations", "completion", ANSWERED, supervised, end, 3
+    yield name, marked, "demonstrations", "assistant", TALKS, supervised, {"assistant_only_loss": True, **end}, 6
 
 
 def main():
     written = []
-    for name, chat_template, kind, loss_on, rows, process, options in cases():
+    for name, chat_template, kind, loss_on, rows, process, options, *excess in cases():
         tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS / name)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         if chat_template:
@@ -139,9 +171,15 @@ def main():
         # One row at a time: data sets share the columns of all their rows.
         for row in rows:
             own = [row, row] if kind == "labels" else [row]
-            episodes = next(iter(process(own, tokenizer, **options)))
-            written.append({"tokenizer": name, "template": chat_template, "kind": kind, "loss_on": loss_on, "row": row,
-                            "episodes": episodes})  # fmt: skip
+            mode = options.get("truncation_mode")
+            # Only SFT and DPO have both modes.
+            given = {k: v for k, v in options.items() if process in (supervised, pairs) or k != "truncation_mode"}
+            episodes = next(iter(process(own, tokenizer, **given)))
+            limit = max(len(episode["ids"]) for episode in episodes) - excess[0] if excess else None
+            if excess:
+                episodes = next(iter(process(own, tokenizer, **given, max_length=limit)))
+            written.append({"tokenizer": name, "template": chat_template, "kind": kind, "loss_on": loss_on,
+                            "max_tokens": limit, "too_long": mode, "row": row, "episodes": episodes})  # fmt: skip
     (HERE / "trl_rows.json").write_text(json.dumps(written, ensure_ascii=False, separators=(",", ":")) + "\n")
     print(len(written), "cases")
 

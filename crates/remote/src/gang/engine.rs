@@ -24,7 +24,7 @@ use super::line::Line;
 use super::ranks::Ranks;
 use super::rows::{self, name};
 use super::sender::{GangSender, partial_of};
-use super::settings::{GangSettings, PolicyHeads};
+use super::settings::{GangSettings, PolicyHeads, RankBackend};
 
 /// Trains a model that transformers opens, on PyTorch ranks.
 pub struct Gang {
@@ -232,10 +232,15 @@ impl Gang {
         if step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
+        self.check_noise(loss)?;
         let known = self.step_scoped(step, loss)?;
-        let grads =
-            |index| known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
-        let mut tensors = self.divided(step, grads);
+        let also = |index: usize| {
+            let mut also: Vec<Tensor> =
+                known.as_ref().map_or_else(Vec::new, |grads| rows::of_grad(index, &grads[index]).into());
+            also.extend(loss.noise.map(|_| rows::keys(index, &step[index])));
+            also
+        };
+        let mut tensors = self.divided(step, also);
         if known.is_none() {
             for (rank, own) in tensors.iter_mut().enumerate() {
                 let group = self.settings.group_of(rank);
@@ -252,6 +257,20 @@ impl Gang {
         let message = json!({ "job": "accumulate", "total": total });
         let frames = self.ask_with(message, tensors, &mut progress, step, Some(loss))?;
         self.report(&frames, step.len(), known.as_deref())
+    }
+
+    /// Refuses noise that the ranks do not add.
+    fn check_noise(&self, loss: &LossStep<'_>) -> Result<(), TrainError> {
+        if loss.noise.is_none() {
+            return Ok(());
+        }
+        if loss.scope() == Scope::Step {
+            return Err(TrainError::Unsupported { feature: Feature::SharedNoise });
+        }
+        match self.settings.backend {
+            RankBackend::Torch | RankBackend::Deepspeed => Ok(()),
+            RankBackend::Megatron => Err(TrainError::Unsupported { feature: Feature::EmbeddingNoise }),
+        }
     }
 
     /// For a loss of step scope, the coefficients of all micro-batches.

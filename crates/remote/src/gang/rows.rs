@@ -1,6 +1,7 @@
 //! Micro-batches as tensors: every sequence with its own prompt, since ranks share none.
 
 use rloom_algo::{LossGrad, LossInputs, LossStep, TokenScores};
+use rloom_core::SampleKey;
 use rloom_engine::PackedBatch;
 use rloom_wire::{Frame, FrameError, Tensor};
 
@@ -29,6 +30,13 @@ pub(crate) fn of_batch(index: usize, batch: &PackedBatch) -> [Tensor; 4] {
     ]
 }
 
+/// Keys of the sequences of micro-batch `index`, which determine their noise: `[n, 3]`, each ticket, sample and segment.
+pub(crate) fn keys(index: usize, batch: &PackedBatch) -> Tensor {
+    let of_key = |key: &SampleKey| [key.ticket.0 as i64, i64::from(key.sample), i64::from(key.segment)];
+    let keys: Vec<i64> = batch.keys.iter().flat_map(of_key).collect();
+    Tensor::new(name(index, "keys"), &[batch.keys.len(), 3], &keys)
+}
+
 /// The loss as the ranks of group `group` of `groups` need it: without the inputs of the other groups' micro-batches.
 pub(crate) fn loss_of_group(loss: &LossStep<'_>, group: usize, groups: usize) -> LossStep<'static> {
     let own = |(index, inputs): (usize, &LossInputs)| {
@@ -38,6 +46,7 @@ pub(crate) fn loss_of_group(loss: &LossStep<'_>, group: usize, groups: usize) ->
         objective: loss.objective,
         counts: loss.counts,
         inputs: loss.inputs.iter().enumerate().map(own).collect(),
+        noise: loss.noise,
     }
 }
 

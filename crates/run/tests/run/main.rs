@@ -42,3 +42,4 @@ mod staleness;
 #[path = "../../../remote/tests/remote/stand_in/mod.rs"]
 mod stand_in;
 mod tools;
+mod validation;

@@ -21,7 +21,8 @@ pub use folder::{copy_folder, write_folder};
 use manifest::Manifest;
 pub use manifest::{FORMAT_VERSION, first_difference, verify};
 pub use state::{
-    Best, CheckpointState, GroupCounters, KeptVersion, LeagueState, pinned_weights_folder, policy_folder,
+    Best, BestScore, CheckpointState, GroupCounters, KeptVersion, LeagueState, pinned_weights_folder,
+    policy_folder,
 };
 
 use crate::{CheckpointDamage, StoreError, disk};

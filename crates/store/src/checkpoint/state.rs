@@ -12,11 +12,22 @@ use super::CheckpointName;
 use crate::disk::write_atomically;
 use crate::{CheckpointDamage, StoreError};
 
-/// The best version so far, by held-out accuracy.
+/// Measure of the best version.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BestScore {
+    /// Held-out accuracy, from 0 to 1.
+    Accuracy(f64),
+    /// Loss on held-out rows, in a run that evaluates nothing.
+    ValidationLoss(f64),
+}
+
+/// The best version so far, by held-out accuracy or by validation loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// Held-out accuracy, from 0 to 1.
-    pub accuracy: f64,
+    /// The score.
+    #[serde(flatten)]
+    pub score: BestScore,
     /// Name of the stage that trained it.
     pub stage: String,
     /// Step within the stage.

@@ -203,7 +203,7 @@ fn pruning_keeps_the_last_the_regular_and_the_best() {
         store(directory.path(), 1, step);
     }
     let checkpoints = Checkpoints::open(directory.path().to_owned()).unwrap();
-    let best = Best { accuracy: 0.5, stage: "s1".to_owned(), step: 3 };
+    let best = Best { score: BestScore::Accuracy(0.5), stage: "s1".to_owned(), step: 3 };
     checkpoints.prune(2, 5, Some(&best)).unwrap();
     let kept: Vec<String> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.folder()).collect();
     assert_eq!(
@@ -220,7 +220,7 @@ fn pruning_keeps_the_best_of_any_policy() {
     for step in [1, 2, 3] {
         checkpoints.write(&name(step), |folder| fill(folder, 0, step)).unwrap();
     }
-    let best = Best { accuracy: 0.5, stage: name(1).stage_name, step: 1 };
+    let best = Best { score: BestScore::Accuracy(0.5), stage: name(1).stage_name, step: 1 };
     checkpoints.prune(1, 0, Some(&best)).unwrap();
     let kept: Vec<u64> = checkpoints.list().unwrap().0.iter().map(|(n, _)| n.step).collect();
     assert_eq!(kept, [1, 3]);

@@ -85,7 +85,7 @@ pub(super) fn charts() -> Vec<Chart> {
         one("Completion length", "tokens", metric::MEAN_LENGTH),
         one("Entropy", "nats", metric::ENTROPY),
         two("KL", "nats", ("to reference", metric::KL), ("within the step", metric::APPROX_KL)),
-        one("Loss", "", metric::LOSS),
+        two("Loss", "", ("training", metric::LOSS), ("held-out rows", metric::VALIDATION_LOSS)),
         two(
             "Throughput",
             "tokens/s",

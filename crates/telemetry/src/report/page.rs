@@ -150,6 +150,7 @@ impl PageBuilder {
                 self.add_accuracy(&line.stage, metrics);
                 self.add_metrics(line.global_step, metrics);
             }
+            Event::Validation { metrics, .. } => self.add_metrics(line.global_step, metrics),
             Event::Sample(sample) => self.train.add(line, sample.clone()),
             Event::EvaluationSample(sample) => self.eval.add(line, sample.clone()),
             Event::Warning { message } => self.add_warning(message),

@@ -187,7 +187,9 @@ impl<'a, A: Answering> Following<'a, A> {
         }
         // Steps that the tracker has stored count more than those that were passed on to it.
         let stored = answer.stored.unwrap_or(i64::MAX);
-        for passed_on in [&mut self.state.step, &mut self.state.evaluation, &mut self.state.samples] {
+        let state = &mut self.state;
+        let metrics = [&mut state.step, &mut state.evaluation, &mut state.validation];
+        for passed_on in metrics.into_iter().chain([&mut state.samples]) {
             *passed_on = stored.min(*passed_on);
         }
         self.file.write(&self.state)
@@ -262,6 +264,11 @@ impl<'a, A: Answering> Following<'a, A> {
             Event::Evaluation { metrics, .. } if step > self.state.evaluation => {
                 self.log(line, metrics)?;
                 self.state.evaluation = step;
+                self.file.write(&self.state)?;
+            }
+            Event::Validation { metrics, .. } if step > self.state.validation => {
+                self.log(line, metrics)?;
+                self.state.validation = step;
                 self.file.write(&self.state)?;
             }
             Event::Sample(sample) if step > self.state.samples => self.add_row("sample", line, sample),

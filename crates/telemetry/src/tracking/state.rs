@@ -23,6 +23,9 @@ pub(super) struct State {
     /// Of the metrics of evaluations.
     #[serde(default = "nothing")]
     pub(super) evaluation: i64,
+    /// Of the metrics of validations.
+    #[serde(default = "nothing")]
+    pub(super) validation: i64,
     /// Of samples.
     #[serde(default = "nothing")]
     pub(super) samples: i64,
@@ -83,6 +86,7 @@ impl State {
             project: project.to_owned(),
             step: 0,
             evaluation: nothing(),
+            validation: nothing(),
             samples: nothing(),
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use rloom_core::metric;
 use rloom_telemetry::{Event, EventLine, Metrics, Sample, SkippedLines, StageOutline, StateReader};
 
-use super::{Measured, Overview, StageOverview, checkpoints};
+use super::{Measured, Overview, StageOverview, Validated, checkpoints};
 use crate::failure::Failure;
 
 /// Maximum number of warnings to store and show.
@@ -45,6 +45,7 @@ struct StageHistory {
     reward: Vec<f64>,
     loss: Vec<f64>,
     accuracy: Vec<Measured>,
+    validation: Vec<Validated>,
     last: Metrics,
 }
 
@@ -83,6 +84,12 @@ impl History {
                     self.stages.entry(line.stage).or_default().accuracy.push(measured);
                 }
             }
+            Event::Validation { metrics, best, .. } if survives => {
+                if let Some(&loss) = metrics.get(metric::VALIDATION_LOSS) {
+                    let measured = Validated { step: line.step, loss, best };
+                    self.stages.entry(line.stage).or_default().validation.push(measured);
+                }
+            }
             _ => {}
         }
     }
@@ -93,9 +100,9 @@ impl History {
             return Err(Failure::failed_text(format_args!("{} has no events yet", directory.display())));
         };
         let stage = |outline: StageOutline| {
-            let StageHistory { done, reward, loss, accuracy, last } =
+            let StageHistory { done, reward, loss, accuracy, validation, last } =
                 self.stages.remove(&outline.name).unwrap_or_default();
-            StageOverview { outline, done, reward, loss, accuracy, last }
+            StageOverview { outline, done, reward, loss, accuracy, validation, last }
         };
         Ok(Overview {
             directory: directory.display().to_string(),

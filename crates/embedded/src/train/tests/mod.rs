@@ -4,6 +4,7 @@ mod groups;
 mod inert;
 #[path = "../../../tests/embedded/train/model.rs"]
 mod model;
+mod noise;
 mod policy;
 mod sharing;
 mod step_scope;

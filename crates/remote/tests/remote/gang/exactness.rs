@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rloom_algo::{
-    Algorithm, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep, Method, Objective,
-    PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate, ValueLoss,
+    Algorithm, EmbeddingNoise, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep,
+    Method, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate, ValueLoss,
 };
 use rloom_core::{PolicyVersion, Purpose, RandomKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
@@ -46,6 +46,7 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
         ("prime", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::Prime))),
         ("prime's reward model", PolicyHeads::Policy, PolicyObjectiveOr::Policy(prm)),
         ("clip_cov", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::ClipCov))),
+        ("sft with noise", PolicyHeads::Policy, PolicyObjectiveOr::Policy(policy(Method::Sft))),
     ]
 }
 
@@ -69,6 +70,10 @@ enum PolicyObjectiveOr {
 }
 
 impl PolicyObjectiveOr {
+    fn is_noisy(self) -> bool {
+        matches!(self, Self::Policy(loss) if matches!(loss.surrogate, Surrogate::Sft(_)))
+    }
+
     /// Trajectories of a step; those of a preference loss are pairs.
     fn trajectories(self, step: u64) -> Vec<Trajectory> {
         let mut all = trajectories(step);
@@ -80,7 +85,8 @@ impl PolicyObjectiveOr {
 
     /// Micro-batches of at most so many tokens, or of one pair.
     fn packed(self, all: &[Trajectory], tokens: usize, shares_prompts: bool) -> Vec<PackedBatch> {
-        let packed = match (self, shares_prompts) {
+        // The noise of a shared prompt would be that of several sequences.
+        let packed = match (self, shares_prompts && !self.is_noisy()) {
             (Self::Preference(_), _) => pack_groups(all, tokens, shares_prompts),
             (_, true) => pack(all, tokens),
             (_, false) => pack_unshared(all, tokens),
@@ -123,7 +129,7 @@ fn inputs(batches: &[PackedBatch]) -> Vec<LossInputs> {
     batches.iter().map(of_batch).collect()
 }
 
-/// Accumulates a step and returns the loss.
+/// Accumulates a step and returns the loss. SFT is trained with noise on the embeddings.
 fn accumulate(
     engine: &mut dyn TrainEngine,
     batches: &[PackedBatch],
@@ -133,7 +139,8 @@ fn accumulate(
 ) -> f64 {
     let counts = GlobalCounts::of_lengths(all.iter().map(Trajectory::policy_tokens), 16);
     let inputs = inputs(batches);
-    let loss = LossStep::new(objective(of, step), counts, &inputs);
+    let noise = of.is_noisy().then_some(EmbeddingNoise { alpha: 5.0, seed: 3, stage: 0, step: step as u32 });
+    let loss = LossStep { noise, ..LossStep::new(objective(of, step), counts, &inputs) };
     engine.accumulate(batches, &loss).unwrap().terms.loss()
 }
 
