@@ -175,7 +175,7 @@ fn reward_model(
     Ok(Algorithm {
         reward_model: Some(spec),
         settings: reader.record,
-        ..supervised(method, &AlgorithmSettings::default())
+        ..given(method, Aggregation::TokenMean)
     })
 }
 

@@ -1,7 +1,7 @@
 use super::reader::{Reader, at_least_one, read, refuse};
-use super::{extras, supervised};
+use super::{extras, given};
 use crate::error::Refusal;
-use crate::{AlgoError, Algorithm, AlgorithmSettings, DataKind, Method, PreferenceKind};
+use crate::{Aggregation, AlgoError, Algorithm, AlgorithmSettings, DataKind, Method, PreferenceKind};
 
 /// A method that samples groups and trains on the best and the worst episode of each. The samples may be of any policy, so that
 /// neither staleness nor another engine changes a setting.
@@ -12,9 +12,9 @@ pub(super) fn sampled(method: Method, asked: AlgorithmSettings) -> Result<Algori
     if group_size < 2 {
         return Err(refuse("group_size", Refusal::NoPair { group_size }, "group_size of at least 2"));
     }
-    let given = r.asked.preference.unwrap_or_default();
-    let kind = given.kind.unwrap_or(PreferenceKind::Dpo);
-    let preference = given.resolve(kind)?;
+    let own = r.asked.preference.unwrap_or_default();
+    let kind = own.kind.unwrap_or(PreferenceKind::Dpo);
+    let preference = own.resolve(kind)?;
     if preference.data() != DataKind::Pairs {
         let hint = "preference = \"dpo\" or another loss of pairs";
         return Err(refuse("preference", Refusal::NotOfPairs { kind }, hint));
@@ -28,6 +28,6 @@ pub(super) fn sampled(method: Method, asked: AlgorithmSettings) -> Result<Algori
         filters: extras::filters(r, None)?,
         overlong: extras::overlong(r)?,
         settings: reader.record,
-        ..supervised(method, &AlgorithmSettings::default())
+        ..given(method, Aggregation::TokenMean)
     })
 }
