@@ -34,6 +34,8 @@ pub enum Purpose {
     Opponent = 10,
     /// Groups of earlier batches that a batch reuses.
     Reuse = 11,
+    /// Dropout in training, keyed by (optimizer step, sample) with the token's position.
+    Dropout = 20,
 }
 
 /// Identifies a stream.

@@ -37,7 +37,7 @@ pub use rollout::{
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,
     EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
-    OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SavedFile,
-    StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings,
-    TrainWork, Which, pack, pack_groups, pack_unshared,
+    OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity, SaveDtype,
+    SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress,
+    TrainSettings, TrainWork, Which, pack, pack_groups, pack_unshared,
 };

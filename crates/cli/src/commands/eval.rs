@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
         let dtype = config.dtype;
-        (config, policy::open(&arguments.target, Some(dtype), &hub, output)?)
+        (config, policy::open(&arguments.target, Some(dtype), policy::Use::Sampling, &hub, output)?)
     };
     let eval = config.eval.as_ref().ok_or_else(|| {
         Failure::usage_text("the configuration has no `[eval]`")

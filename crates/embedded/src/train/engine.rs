@@ -8,23 +8,24 @@ use rloom_algo::{LossGrad, LossStep, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
-    ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities,
-    TrainEngine, TrainError, TrainWork, WeightFolder, Which,
+    ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, SaveDtype, SavedFile, StepReport,
+    TrainCapabilities, TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    AdapterError, Candidates, Dtype, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
-    OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
+    AdapterError, Candidates, Dtype, GenerationConfig, Gradients, LoraDropout, Model, Optimizer,
+    OptimizerError, OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
 };
 use rloom_ops::Ctx;
 
 use super::division::Division;
+use super::dropout::AdapterDropout;
 use super::loss::StepLoss;
 use crate::publish::{digest, publish_with_digest};
 
 /// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, or a critic.
 ///
-/// The policy is one shared allocation: publishing in memory hands out another handle on it, and the optimizer writes in
-/// place while there is no other handle. Otherwise it writes to a copy, so published weights never change.
+/// Publishing in memory hands out the packed weights, which rollouts read. The next step packs its weights anew, into the same memory
+/// if nobody else has a handle on it, so published weights never change.
 #[derive(Debug)]
 pub struct EmbeddedTrainEngine {
     ctx: Ctx,
@@ -35,6 +36,9 @@ pub struct EmbeddedTrainEngine {
     gradients: Gradients,
     generation: GenerationConfig,
     checkpointing: ActivationCheckpointing,
+    save_dtype: SaveDtype,
+    /// Dropout of an adapter's inputs in training.
+    dropout: Option<AdapterDropout>,
     /// Parent of published folders; without one, weights are only published in memory.
     publications: Option<PathBuf>,
     /// Digest of the current weights, once it was computed.
@@ -65,6 +69,8 @@ impl EmbeddedTrainEngine {
             gradients,
             generation,
             checkpointing: ActivationCheckpointing::None,
+            save_dtype: SaveDtype::F32,
+            dropout: None,
             publications: None,
             digest: None,
             accumulated: Vec::new(),
@@ -99,6 +105,19 @@ impl EmbeddedTrainEngine {
     #[must_use]
     pub fn with_activation_checkpointing(self, checkpointing: ActivationCheckpointing) -> Self {
         Self { checkpointing, ..self }
+    }
+
+    /// Trains an adapter with dropout of its inputs: scores for a loss and gradients are those of masked inputs, all other scores
+    /// are without. `seed` makes the masks, which also depend on the optimizer step and the token alone.
+    #[must_use]
+    pub fn with_adapter_dropout(self, rate: f64, seed: u64) -> Self {
+        Self { dropout: (rate > 0.0).then_some(AdapterDropout { rate: rate as f32, seed }), ..self }
+    }
+
+    /// Saves the policy's weights in this number type.
+    #[must_use]
+    pub fn with_save_dtype(self, save_dtype: SaveDtype) -> Self {
+        Self { save_dtype, ..self }
     }
 
     /// Also publishes weights as folders, in this directory. A folder is removed with the last handle on it.
@@ -183,7 +202,7 @@ impl EmbeddedTrainEngine {
         if loss.scope() != Scope::Step {
             return Ok(None);
         }
-        let scores = self.score(Which::Policy, step)?;
+        let scores = self.score_all(Which::Policy, step, true)?;
         let grads = loss.evaluate_step(&scores)?;
         if grads.len() != step.len() {
             return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
@@ -191,10 +210,43 @@ impl EmbeddedTrainEngine {
         Ok(Some(scores.into_iter().zip(grads).collect()))
     }
 
-    fn scores(&self, model: &Model, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+    /// Scores of all micro-batches; `is_masked` for those of a loss.
+    fn score_all(
+        &self,
+        which: Which,
+        step: &[PackedBatch],
+        is_masked: bool,
+    ) -> Result<Vec<TokenScores>, TrainError> {
+        check_features(step)?;
+        let model = match which {
+            Which::Policy => &self.policy,
+            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
+        };
+        let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
+        let mut scores = Vec::with_capacity(step.len());
+        for batch in step {
+            let masks = if is_masked { self.masks(batch) } else { None };
+            scores.push(self.scores(model, batch, masks.as_ref())?);
+            progress.advance();
+        }
+        Ok(scores)
+    }
+
+    /// Masks of a batch in this optimizer step.
+    fn masks(&self, batch: &PackedBatch) -> Option<LoraDropout> {
+        self.dropout.map(|dropout| dropout.masks(batch, self.optimizer.steps()))
+    }
+
+    fn scores(
+        &self,
+        model: &Model,
+        batch: &PackedBatch,
+        masks: Option<&LoraDropout>,
+    ) -> Result<TokenScores, TrainError> {
         let (tokens, rows) = views(batch);
         let Some(candidates) = &batch.candidates else {
-            return finite(model.score(&self.ctx, &tokens, &rows).map_err(batch_error)?, batch);
+            let scores = model.score_with(&self.ctx, &tokens, &rows, masks);
+            return finite(scores.map_err(batch_error)?, batch);
         };
         let candidates = Candidates { k: candidates.k(), ids: candidates.ids() };
         let scored = model.score_candidates(&self.ctx, &tokens, &rows, &candidates).map_err(batch_error)?;
@@ -219,16 +271,19 @@ impl EmbeddedTrainEngine {
         };
         // Sequences to score go first, while there are no activations in memory.
         let scored = match division.scored.as_deref() {
-            Some(scored) if known.is_none() => self.scores(&self.policy, scored)?,
+            Some(scored) if known.is_none() => {
+                self.scores(&self.policy, scored, self.masks(scored).as_ref())?
+            }
             _ => TokenScores::default(),
         };
         let mut forward = None;
         let mut trained = TokenScores::default();
         if let Some(batch) = division.trained.as_deref() {
             let (tokens, rows) = views(batch);
+            let (checkpointing, masks) = (model_checkpointing(self.checkpointing), self.masks(batch));
             let pass = self
                 .policy
-                .forward(&self.ctx, &tokens, &rows, model_checkpointing(self.checkpointing))
+                .forward_with(&self.ctx, &tokens, &rows, checkpointing, masks)
                 .map_err(batch_error)?;
             trained = finite(pass.scores().clone(), batch)?;
             forward = Some(pass);
@@ -266,6 +321,15 @@ impl EmbeddedTrainEngine {
             candidates: true,
             attachments: false,
         }
+    }
+
+    /// What sampling reads of the policy. The optimizer changes the rest in place.
+    fn sampled(&self) -> Arc<Model> {
+        // The base of an adapter does not change.
+        if self.policy.lora().is_some() {
+            return Arc::clone(&self.policy);
+        }
+        Arc::new(self.policy.packed_only(&self.ctx))
     }
 
     /// Writes the policy to a new folder, which appears under its name only when it is complete.
@@ -306,8 +370,8 @@ impl EmbeddedTrainEngine {
 /// Path of a policy's value head in the engine's folder.
 const VALUE_HEAD: &str = "trainer/value_head.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
-/// Weights of a model folder.
-const WEIGHTS: [&str; 1] = ["model.safetensors"];
+/// Weights of a model folder, and the bits that they lose in bf16.
+const WEIGHTS: [&str; 2] = ["model.safetensors", "model.low_bits"];
 /// Files of an adapter, whose base is in another folder.
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Files of a model folder besides the weights; a critic has no generation settings.
@@ -379,18 +443,7 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
-        check_features(step)?;
-        let model = match which {
-            Which::Policy => &self.policy,
-            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
-        };
-        let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
-        let mut scores = Vec::with_capacity(step.len());
-        for batch in step {
-            scores.push(self.scores(model, batch)?);
-            progress.advance();
-        }
-        Ok(scores)
+        self.score_all(which, step, false)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
@@ -419,15 +472,29 @@ impl TrainEngine for EmbeddedTrainEngine {
         if !self.policy.config().output_heads.language() {
             return Err(TrainError::CriticPublished);
         }
-        let digest = self.digest()?;
-        let published = publish_with_digest(self.id, version, digest, &self.policy);
         match (form, &self.publications) {
-            (Form::Memory, _) => Ok(published),
+            (Form::Memory, _) => {
+                let (digest, model) = (self.digest()?, self.sampled());
+                Ok(publish_with_digest(self.id, version, digest, &model))
+            }
             (Form::Folder, Some(directory)) => {
-                Ok(PublishedPolicy { weights: self.publish_folder(version, directory)?, ..published })
+                let weights = self.publish_folder(version, directory)?;
+                let (policy, digest) = (self.id, self.digest()?);
+                Ok(PublishedPolicy { policy, version, digest, weights, probe: None })
             }
             _ => Err(TrainError::UnsupportedForm { form, supported: self.forms() }),
         }
+    }
+
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        if form != Form::Memory {
+            return self.publish(version, form);
+        }
+        if !self.policy.config().output_heads.language() {
+            return Err(TrainError::CriticPublished);
+        }
+        let digest = self.digest()?;
+        Ok(publish_with_digest(self.id, version, digest, &self.policy))
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {
@@ -439,12 +506,22 @@ impl TrainEngine for EmbeddedTrainEngine {
         let is_policy = self.policy.config().output_heads.language();
         let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
         let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
-        let weights: &[&str] = if self.policy.lora().is_some() { &ADAPTER } else { &WEIGHTS };
+        let is_bf16 = self.save_dtype == SaveDtype::Bf16 && is_policy && self.policy.lora().is_none();
+        let weights: &[&str] = match self.policy.lora() {
+            Some(_) => &ADAPTER,
+            None if is_bf16 => &WEIGHTS,
+            None => &WEIGHTS[..1],
+        };
         let model: Vec<&str> = model.chain(weights.iter().copied()).collect();
         let trainer_files = [Some(OPTIMIZER), has_value_head.then_some(VALUE_HEAD)].into_iter().flatten();
         let names: Vec<&str> = model.iter().copied().chain(trainer_files).collect();
         let mut progress = self.observer.begin(TrainWork::Write, names.len());
-        self.policy.save(directory, &self.generation).map_err(checkpoint)?;
+        let saved = if is_bf16 {
+            self.policy.save_bf16(directory, &self.generation)
+        } else {
+            self.policy.save(directory, &self.generation)
+        };
+        saved.map_err(checkpoint)?;
         for _ in &model {
             progress.advance();
         }

@@ -1,6 +1,7 @@
 //! Training in this process.
 
 mod division;
+mod dropout;
 mod engine;
 mod loss;
 mod scored;

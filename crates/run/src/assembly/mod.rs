@@ -23,7 +23,7 @@ use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
     EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, lora_config, model_checkpointing, model_of,
-    publish_model,
+    publish_model, publish_packed,
 };
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
@@ -163,7 +163,11 @@ impl EmbeddedEngines {
             Some(lora) => adapted(&start, lora_config(lora), self.seed)
                 .ok_or_else(|| RunError::OtherAdapter { stage: stage_name() }),
             None if start.lora().is_some() => Err(RunError::AdapterStart { stage: stage_name() }),
-            None => Ok([Arc::clone(&start), start]),
+            // The reference is only scored.
+            None => {
+                let reference = Arc::new(start.packed_only(&self.ctx));
+                Ok([start, reference])
+            }
         }
     }
 }
@@ -196,15 +200,14 @@ pub fn rollout_engine(
     Ok(EmbeddedRolloutEngine::new(model, ctx, settings, tokenizer)?)
 }
 
-/// Creates an in-process train engine without a reference and with default optimiser settings, for benchmarks.
-pub fn train_engine(ctx: &Ctx, model: Model) -> impl TrainEngine + use<> {
-    let (optimizer, generation) = (OptimizerSettings::default(), GenerationConfig::default());
-    EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, generation)
+/// Creates an in-process train engine without a reference, for benchmarks.
+pub fn train_engine(ctx: &Ctx, model: Model, optimizer: OptimizerSettings) -> impl TrainEngine + use<> {
+    EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, GenerationConfig::default())
 }
 
 /// Publishes a model in memory, for commands that generate outside of a run.
-pub fn publish(model: &Arc<Model>, version: PolicyVersion) -> PublishedPolicy {
-    publish_model(PolicyId::MAIN, version, model)
+pub fn publish(ctx: &Ctx, model: &Model, version: PolicyVersion) -> PublishedPolicy {
+    publish_packed(PolicyId::MAIN, version, ctx, model)
 }
 
 /// Layout of the in-process rollout engine's key-value cache.
@@ -237,6 +240,8 @@ impl EngineFactory for EmbeddedEngines {
         let start = self.model(start)?;
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let checkpointing = stage.trainer.activation_checkpointing;
+        let save_dtype = stage.trainer.save_dtype();
+        let dropout = stage.trainer.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let optimizer = || stage.optimizer.clone();
         let engine = |policy: Arc<Model>, reference| {
             EmbeddedTrainEngine::new(
@@ -247,14 +252,17 @@ impl EngineFactory for EmbeddedEngines {
                 self.policy.generation.clone(),
             )
             .with_activation_checkpointing(checkpointing)
+            .with_save_dtype(save_dtype)
+            .with_adapter_dropout(dropout, self.seed)
         };
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let critic = (backbone == Some(Backbone::Own)).then(|| {
             EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())
                 .with_activation_checkpointing(checkpointing)
         });
-        let [policy, base] = self.policy_and_reference(stage, start)?;
+        let [policy, base] = self.policy_and_reference(stage, Arc::clone(&start))?;
         let reference = stage.algorithm.needs_reference().then(|| Arc::clone(&base));
+        drop(start);
         Ok(Models {
             critic,
             prm: prm.as_ref().map(|_| engine(Arc::clone(&policy), Some(base))),
@@ -262,6 +270,7 @@ impl EngineFactory for EmbeddedEngines {
                 let generation = self.policy.generation.clone();
                 EmbeddedTrainEngine::with_value_head(ctx.clone(), policy, reference, optimizer(), generation)
                     .with_activation_checkpointing(checkpointing)
+                    .with_save_dtype(save_dtype)
             } else {
                 engine(policy, reference)
             },

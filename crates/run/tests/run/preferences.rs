@@ -16,6 +16,11 @@ const KTO: &str = include_str!("../../../../recipes/kto.toml");
 
 /// A tiny form of a recipe with another method.
 fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
+    tiny_with(directory, recipe, stage, method, &[])
+}
+
+/// As [`tiny`], with further settings of the stage's trainer.
+fn tiny_with(directory: &Path, recipe: &str, stage: &str, method: &str, trainer: &[&str]) -> Config {
     let prefix = format!("stage.{stage}");
     let mut overrides: Vec<String> =
         ["warmup.steps=1", "warmup.groups_per_batch=4"].map(|own| format!("stage.{own}")).into();
@@ -29,6 +34,7 @@ fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
     );
     overrides.push(format!("{prefix}.method={method}"));
     overrides.push(format!("{prefix}.algorithm={{}}"));
+    overrides.extend(trainer.iter().map(|own| format!("{prefix}.trainer.{own}")));
     let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
     config(recipe, directory, &overrides)
 }
@@ -55,24 +61,33 @@ impl Observer for StopEarly {
 
 fn weights(config: &Config, stage: &str) -> Vec<u8> {
     let last = config.run_directory().join(format!("checkpoints/{stage}-step-000003"));
-    let files = ["model.safetensors", "trainer/optimizer.safetensors"];
-    files.map(|file| std::fs::read(last.join(file)).unwrap()).concat()
+    let files =
+        ["model.safetensors", "model.low_bits", "adapter_model.safetensors", "trainer/optimizer.safetensors"];
+    let present = files.into_iter().filter(|file| last.join(file).exists());
+    let bytes: Vec<Vec<u8>> = present.map(|file| std::fs::read(last.join(file)).unwrap()).collect();
+    assert!(bytes.len() > 1);
+    bytes.concat()
 }
 
 /// Pairs, labels, both anchors and a loss over the step.
 #[test]
 fn stages_resume_to_the_same_bytes() {
-    for (recipe, stage, method) in [
-        (DPO, "dpo", "dpo"),
-        (DPO, "dpo", "orpo"),
-        (DPO, "dpo", "aot"),
-        (KTO, "kto", "kto"),
-        (KTO, "kto", "bco"),
+    const DROPOUT: &[&str] = &["lora={rank=4,dropout=0.2}"];
+    for (recipe, stage, method, trainer) in [
+        (DPO, "dpo", "dpo", &[][..]),
+        (DPO, "dpo", "orpo", &[]),
+        (DPO, "dpo", "aot", &[]),
+        (KTO, "kto", "kto", &[]),
+        (KTO, "kto", "bco", &[]),
+        (DPO, "dpo", "dpo", DROPOUT),
+        // A loss over the step scores the same masks twice.
+        (DPO, "dpo", "aot", DROPOUT),
+        (DPO, "dpo", "dpo", &["moments='int8'", "save_dtype='bf16'"]),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let whole = tiny(&directory.path().join("whole"), recipe, stage, method);
+        let whole = tiny_with(&directory.path().join("whole"), recipe, stage, method, trainer);
         rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
-        let broken = tiny(&directory.path().join("broken"), recipe, stage, method);
+        let broken = tiny_with(&directory.path().join("broken"), recipe, stage, method, trainer);
         let stop = StopFlag::default();
         assert!(rloom_run::train(&broken, &mut StopEarly(stage, stop.clone()), &stop).unwrap().interrupted);
         let options = ResumeOptions::default();
@@ -121,4 +136,23 @@ fn preferences_are_learned() {
             assert!(mean("rewards/accuracies") > 0.9, "{}", mean("rewards/accuracies"));
         }
     }
+}
+
+/// With an adapter the reference is the base: before the first step both score alike, so that no pair is preferred. Dropout masks
+/// the policy alone.
+#[test]
+fn the_reference_of_an_adapter_is_its_base() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |name: &str, lora: &str| {
+        let config = tiny_with(&directory.path().join(name), DPO, "dpo", "dpo", &[lora]);
+        rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        steps(&config, "dpo")
+    };
+    let plain = run("plain", "lora={rank=4}");
+    let first = |steps: &[BTreeMap<String, f64>], name: &str| steps[0][name];
+    assert!((first(&plain, "loss") - std::f64::consts::LN_2).abs() < 1e-6, "{:?}", plain[0]);
+    // `B` is zero, so that masks of the inputs of `A` change nothing yet; then they do.
+    let masked = run("masked", "lora={rank=4,dropout=0.5}");
+    assert_eq!(first(&masked, "loss"), first(&plain, "loss"));
+    assert_ne!(masked[2]["loss"], plain[2]["loss"]);
 }
