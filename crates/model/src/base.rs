@@ -194,7 +194,7 @@ impl Base {
             return self;
         }
         let Self { mut config, mut weights, .. } = self;
-        config.tie_embeddings = false;
+        config.untie();
         weights.head = Some(Buf::clone(&weights.embedding));
         Self::new(config, weights)
     }

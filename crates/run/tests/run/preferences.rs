@@ -14,13 +14,8 @@ use crate::learning::config;
 const DPO: &str = include_str!("../../../../recipes/dpo.toml");
 const KTO: &str = include_str!("../../../../recipes/kto.toml");
 
-/// A tiny form of a recipe with another method.
-fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str) -> Config {
-    tiny_with(directory, recipe, stage, method, &[])
-}
-
-/// As [`tiny`], with further settings of the stage's trainer.
-fn tiny_with(directory: &Path, recipe: &str, stage: &str, method: &str, trainer: &[&str]) -> Config {
+/// A tiny form of a recipe with another method and further settings of the stage's trainer.
+fn tiny(directory: &Path, recipe: &str, stage: &str, method: &str, trainer: &[&str]) -> Config {
     let prefix = format!("stage.{stage}");
     let mut overrides: Vec<String> =
         ["warmup.steps=1", "warmup.groups_per_batch=4"].map(|own| format!("stage.{own}")).into();
@@ -85,9 +80,9 @@ fn stages_resume_to_the_same_bytes() {
         (DPO, "dpo", "dpo", &["moments='int8'", "save_dtype='bf16'"]),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let whole = tiny_with(&directory.path().join("whole"), recipe, stage, method, trainer);
+        let whole = tiny(&directory.path().join("whole"), recipe, stage, method, trainer);
         rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
-        let broken = tiny_with(&directory.path().join("broken"), recipe, stage, method, trainer);
+        let broken = tiny(&directory.path().join("broken"), recipe, stage, method, trainer);
         let stop = StopFlag::default();
         assert!(rloom_run::train(&broken, &mut StopEarly(stage, stop.clone()), &stop).unwrap().interrupted);
         let options = ResumeOptions::default();
@@ -144,7 +139,7 @@ fn preferences_are_learned() {
 fn the_reference_of_an_adapter_is_its_base() {
     let directory = tempfile::tempdir().unwrap();
     let run = |name: &str, lora: &str| {
-        let config = tiny_with(&directory.path().join(name), DPO, "dpo", "dpo", &[lora]);
+        let config = tiny(&directory.path().join(name), DPO, "dpo", "dpo", &[lora]);
         rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
         steps(&config, "dpo")
     };

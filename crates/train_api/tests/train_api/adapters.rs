@@ -83,7 +83,7 @@ fn adapters_over_one_base_do_not_see_each_other() {
         let alone = TestServer::adapters(dtype);
         let client = Client::new(&alone);
         for (number, (ranks, first)) in [(4, 0), (2, 3)].into_iter().enumerate() {
-            let model = client.adapter(0, &rank(ranks)).map_err(|_| ()).unwrap();
+            let model = client.adapter(number as u32, &rank(ranks)).unwrap();
             (first..first + 3).for_each(|step| train(&model, step));
             assert_eq!(stored(&alone, &model.save("last").unwrap()), together[number], "{dtype:?}");
             assert_eq!(client.post("unload_model", &json!({"model_id": model.id})).status, 200);
