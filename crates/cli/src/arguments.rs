@@ -10,7 +10,7 @@ mod serve;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rloom_model::{Dtype, NumericPath};
+use rloom_model::{Dtype, MomentFormat, NumericPath};
 use rloom_ops::Isa;
 use rloom_telemetry::Tracker;
 
@@ -514,12 +514,32 @@ pub(crate) struct Bench {
     /// Train a LoRA adapter of this rank on all linear layers instead of the weights.
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) lora: Option<u16>,
+    /// Format of the optimizer's moments.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "f32")]
+    pub(crate) moments: Moments,
     /// Number of compute threads; 0 for one per core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: u16,
     /// Measurements per workload after warm-up; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
+}
+
+/// Format of an optimizer's moments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Moments {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    F32,
+    Int8,
+}
+
+impl From<Moments> for MomentFormat {
+    fn from(moments: Moments) -> Self {
+        match moments {
+            Moments::F32 => Self::F32,
+            Moments::Int8 => Self::Int8,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

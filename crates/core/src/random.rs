@@ -36,6 +36,8 @@ pub enum Purpose {
     Reuse = 11,
     /// Noise on the embeddings of trained tokens.
     EmbeddingNoise = 12,
+    /// Dropout in training, keyed by (optimizer step, sample) with the token's position.
+    Dropout = 20,
 }
 
 /// Identifies a stream.

@@ -11,6 +11,6 @@ mod rollout;
 mod train;
 
 pub use lora::{adapted, lora_config};
-pub use publish::{digest, model_of, publish_model};
+pub use publish::{digest, model_of, publish_model, publish_packed};
 pub use rollout::{EmbeddedRolloutEngine, Prediction, SampleScratch, Sampler, cache_shape};
 pub use train::{EmbeddedTrainEngine, model_checkpointing};

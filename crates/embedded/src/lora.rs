@@ -14,7 +14,7 @@ pub fn lora_config(settings: &LoraSettings) -> LoraConfig {
 
 fn targets(module: LoraModule) -> &'static [LoraTarget] {
     match module {
-        LoraModule::AllLinear => &LoraTarget::ALL,
+        LoraModule::AllLinear => &LoraTarget::LAYER,
         LoraModule::QProj => &[LoraTarget::QProj],
         LoraModule::KProj => &[LoraTarget::KProj],
         LoraModule::VProj => &[LoraTarget::VProj],
@@ -22,6 +22,7 @@ fn targets(module: LoraModule) -> &'static [LoraTarget] {
         LoraModule::GateProj => &[LoraTarget::GateProj],
         LoraModule::UpProj => &[LoraTarget::UpProj],
         LoraModule::DownProj => &[LoraTarget::DownProj],
+        LoraModule::LmHead => &[LoraTarget::LmHead],
     }
 }
 

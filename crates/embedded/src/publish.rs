@@ -5,11 +5,17 @@ use std::sync::Arc;
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{InProcessWeights, PublishedPolicy, PublishedWeights, WeightDigest};
 use rloom_model::Model;
+use rloom_ops::Ctx;
 
 /// Publishes a model to rollout engines of this process. Nothing is copied: its owner may write in place again once all
 /// other handles are gone ([`Arc::get_mut`]), or to a copy ([`Arc::make_mut`]).
 pub fn publish_model(policy: PolicyId, version: PolicyVersion, model: &Arc<Model>) -> PublishedPolicy {
     publish_with_digest(policy, version, digest(model), model)
+}
+
+/// Publishes what sampling reads of a model: its packed weights.
+pub fn publish_packed(policy: PolicyId, version: PolicyVersion, ctx: &Ctx, model: &Model) -> PublishedPolicy {
+    publish_with_digest(policy, version, digest(model), &Arc::new(model.packed_only(ctx)))
 }
 
 /// Publishes a model whose digest is known.

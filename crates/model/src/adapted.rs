@@ -1,15 +1,16 @@
 //! Models with an adapter.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-use rloom_ops::{self as ops, Buf, Ctx};
+use rloom_ops::Ctx;
 
 use crate::adapter::{self, Adapter, Projection, StoredAdapter};
 use crate::base::Base;
-use crate::checkpoint::{SINGLE, write_tensors_as};
+use crate::checkpoint::{LOW_BITS, SINGLE, TensorOut, Values, write_tensors, write_tensors_as};
 use crate::model::tensors_out;
-use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model};
+use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model, TensorSpec};
 
 impl Model {
     /// This model as the frozen base of a new adapter, which adds nothing yet: `A` is random, `B` is zero. With bf16, the
@@ -23,7 +24,7 @@ impl Model {
     /// This model for use without training of its weights: with bf16, its matrices are kept in bf16 alone.
     #[must_use]
     pub fn frozen(self) -> Self {
-        let is_frozen = self.base.is_narrow() || self.config().dtype == Dtype::F32;
+        let is_frozen = self.base.is_frozen() || self.config().dtype == Dtype::F32;
         if is_frozen {
             return self;
         }
@@ -40,14 +41,28 @@ impl Model {
         Self { adapter: None, ..self.clone() }
     }
 
-    /// True if the weights are to be read from bf16 matrices: those of an adapter are in f32.
-    pub(crate) fn is_narrow(&self) -> bool {
-        self.adapter.is_none() && self.base.is_narrow()
+    /// This model for scoring and sampling alone: the weights in the layout of the kernels, which are shared with this one
+    /// until its weights change. Of a model with an adapter, the base, which does not change, is shared as it is.
+    #[must_use]
+    pub fn packed_only(&self, ctx: &Ctx) -> Self {
+        if self.adapter.is_some() || self.base.is_packed() {
+            return self.clone();
+        }
+        Self { base: Arc::new(self.base.packed_only(ctx)), ..self.clone() }
     }
 
-    /// Digest of frozen weights that are in bf16 alone; `None` for others, whose tensors can be read.
+    /// True if the weights have no f32 matrices: those of an adapter are in f32.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.adapter.is_none() && self.base.is_frozen()
+    }
+
+    /// Digest of weights without f32 matrices; `None` for others, whose tensors can be read.
     pub fn frozen_digest(&self) -> Option<u64> {
-        self.is_narrow().then(|| self.base.digest())
+        self.is_frozen().then(|| self.base.digest())
+    }
+
+    pub(crate) fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// Shape of the adapter, if there is one.
@@ -71,6 +86,14 @@ impl Model {
             return Ok(None);
         }
         Ok(Some(StoredAdapter::open(folder)?.base()?.to_owned()))
+    }
+
+    /// Shape of a stored adapter; `None` if `folder` does not hold an adapter.
+    pub fn lora_of(folder: &Path) -> Result<Option<LoraConfig>, LoadError> {
+        if !adapter::is_adapter(folder) {
+            return Ok(None);
+        }
+        Ok(Some(StoredAdapter::open(folder)?.config().clone()))
     }
 
     /// The adapter in a folder over this model, whose weights are shared. An adapter of this model is left behind.
@@ -107,9 +130,34 @@ impl Model {
         if dtype == Dtype::F32 || self.adapter.is_some() {
             return self.save(folder, generation);
         }
-        if self.is_narrow() {
+        if self.is_frozen() {
             return self.merged().export(folder, generation, dtype);
         }
+        self.write_bf16(folder, generation)
+    }
+
+    /// As [`save`](Self::save), with the weights in bf16 and the bits that they lose in a second file, with which they are read
+    /// exactly as they are. A critic is written in f32; an adapter keeps its own format.
+    pub fn save_bf16(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
+        if self.adapter.is_some() || self.is_frozen() || !self.config().output_heads.language() {
+            return self.save(folder, generation);
+        }
+        self.write_bf16(folder, generation)?;
+        let tensors = self.policy_tensors().map(|(spec, values)| TensorOut {
+            name: spec.name.clone(),
+            shape: Cow::Borrowed(&spec.shape),
+            values: Values::LowBits(values),
+        });
+        write_tensors(&folder.join(LOW_BITS), &[], tensors.collect())?;
+        Ok(())
+    }
+
+    /// Tensors of a policy's folder.
+    fn policy_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
+        self.named_tensors().filter(|(spec, _)| !spec.is_value_head())
+    }
+
+    fn write_bf16(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
         let mut config = self.config().to_json();
         for key in ["dtype", "torch_dtype"] {
             if let Some(value) = config.get_mut(key) {
@@ -118,47 +166,32 @@ impl Model {
         }
         crate::generation::write_json(&folder.join("config.json"), &config)?;
         generation.save(folder)?;
-        let tensors = tensors_out(self.named_tensors().filter(|(spec, _)| !spec.is_value_head()), "");
-        write_tensors_as(&folder.join(SINGLE), &[("format", "pt".into())], tensors, dtype)?;
+        let tensors = tensors_out(self.policy_tensors(), "");
+        write_tensors_as(&folder.join(SINGLE), &[("format", "pt".into())], tensors, Dtype::Bf16)?;
         Ok(())
     }
 
     /// A model with the adapter added to its weights in f32, `W + s·B·A`, for export; the model itself without an adapter.
+    /// If the language head is adapted, it gets a table of its own.
     #[must_use]
     pub fn merged(&self) -> Self {
-        let Some(adapter) = &self.adapter else {
-            return Self { base: Arc::new(Base::clone(&self.base).widened()), ..self.clone() };
-        };
         let mut base = Base::clone(&self.base).widened();
-        let ctx = Ctx::serial();
-        for (weights, factors) in base.weights_mut().layers.iter_mut().zip(&adapter.tensors.layers) {
+        let Some(adapter) = &self.adapter else {
+            return Self { base: Arc::new(base), ..self.clone() };
+        };
+        if adapter.tensors.head.is_some() {
+            base = base.untied();
+        }
+        let (weights, scale) = (base.weights_mut(), adapter.config.scale() as f32);
+        for (weights, factors) in weights.layers.iter_mut().zip(&adapter.tensors.layers) {
             for projection in Projection::ALL {
-                let Some(factors) = factors.of(projection) else { continue };
-                let (w, k) = (weights.matrix_mut(projection), factors.shape[1]);
-                for member in &factors.members {
-                    let (columns, rank) = (&member.columns, member.columns.of_u.len());
-                    let mut scaled = Buf::from_slice(&factors.b.as_slice()[member.b.clone()]);
-                    ops::scale(&ctx, &mut scaled, adapter.config.scale() as f32);
-                    let a =
-                        Buf::from_slice(&factors.a.as_slice()[columns.of_u.start * k..columns.of_u.end * k]);
-                    let rows = columns.of_projection.len();
-                    let mut product = Buf::zeros(rows * k);
-                    ops::linear_backward_input::<f32, f32, f32>(
-                        &ctx,
-                        &mut product,
-                        &scaled,
-                        rows,
-                        &a,
-                        rank,
-                        k,
-                        false,
-                    );
-                    let w = &mut w.as_mut_slice()[columns.of_projection.start * k..][..rows * k];
-                    for (w, add) in w.iter_mut().zip(product.as_slice()) {
-                        *w += add;
-                    }
+                if let Some(factors) = factors.of(projection) {
+                    factors.add_to(weights.matrix_mut(projection), scale);
                 }
             }
+        }
+        if let Some((factors, head)) = adapter.tensors.head.as_ref().zip(weights.head.as_mut()) {
+            factors.add_to(head, scale);
         }
         Self { base: Arc::new(base), adapter: None, ..self.clone() }
     }

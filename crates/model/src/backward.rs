@@ -5,6 +5,8 @@
 //! on unchanged), and accumulates the weights' gradients. Activations that the forward pass did not save are recomputed
 //! by the same operations, so they are bitwise identical.
 
+use std::sync::Arc;
+
 use rloom_ops::{self as ops, Buf, Ctx, Element, Rotation, Segments};
 
 use crate::adapter::{LayerGradients, Projection};
@@ -15,7 +17,7 @@ use crate::packed::{PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::tensors::LayerTensors;
 use crate::trained::TrainedSet;
-use crate::{BatchError, Gradients, Model, ScoreGrads};
+use crate::{BatchError, Gradients, LoraDropout, Model, ScoreGrads};
 
 /// The batch of a forward pass, without its activations.
 struct Batch {
@@ -23,6 +25,7 @@ struct Batch {
     seq_starts: Vec<usize>,
     parents: Vec<Option<u32>>,
     positions: Vec<u32>,
+    dropout: Option<LoraDropout>,
 }
 
 impl Model {
@@ -39,8 +42,8 @@ impl Model {
         d_scores: &ScoreGrads<'_>,
         grads: &mut Gradients,
     ) -> Result<(), BatchError> {
-        let Forward { tokens, seq_starts, parents, positions, saved, .. } = forward;
-        let batch = Batch { tokens, seq_starts, parents, positions };
+        let Forward { tokens, seq_starts, parents, positions, dropout, saved, .. } = forward;
+        let batch = Batch { tokens, seq_starts, parents, positions, dropout };
         let set = &mut grads.set;
         let computed = saved.dtype();
         match (self.packed(ctx), saved) {
@@ -70,13 +73,9 @@ impl Model {
         }
         let d = self.config().hidden_size;
         let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
-        let pass = Pass::new(self, ctx, packed, &batch.positions, segments);
+        let pass = Pass::new(self, ctx, packed, &batch.positions, segments, batch.dropout.as_ref());
         let mut dx = pass.take(d);
-        let full = match grads {
-            TrainedSet::Full(set) => Some(set),
-            TrainedSet::Adapter(_) => None,
-        };
-        self.heads_backward(ctx, packed, heads, &batch.seq_starts, &mut dx, d_scores, full);
+        self.heads_backward(ctx, packed, heads, &batch.seq_starts, &mut dx, d_scores, grads);
         while let Some(saved) = layers.pop() {
             let index = layers.len();
             let grads = match grads {
@@ -86,7 +85,7 @@ impl Model {
             pass.layer_backward(index, saved, &mut dx, grads);
         }
         if let TrainedSet::Full(set) = grads {
-            ops::embedding_backward(ctx, &mut set.embedding, &dx, &batch.tokens, d);
+            ops::embedding_backward(ctx, Arc::make_mut(&mut set.embedding), &dx, &batch.tokens, d);
         }
         Ok(())
     }

@@ -17,9 +17,9 @@ pub(crate) struct Base {
     pub(crate) config: ModelConfig,
     pub(crate) specs: Arc<[TensorSpec]>,
     pub(crate) weights: TensorSet,
-    /// The matrices of a frozen bf16 base, which are then empty in `weights`.
-    narrow: Option<NarrowMatrices>,
-    packed: OnceLock<PackedWeights>,
+    matrices: Matrices,
+    /// Shared with published versions.
+    packed: OnceLock<Arc<PackedWeights>>,
     /// Packed forms of outdated weights, whose memory is reused.
     stale: Mutex<Option<PackedWeights>>,
     pub(crate) rope: RopeTables,
@@ -30,10 +30,21 @@ pub(crate) struct Base {
     frozen: OnceLock<Arc<Self>>,
 }
 
+/// Place of the matrices in rows.
+#[derive(Debug, Clone)]
+enum Matrices {
+    /// In the weights, in f32.
+    Wide,
+    /// Those of a frozen bf16 base, which are then empty in the weights.
+    Narrow(NarrowMatrices),
+    /// Nowhere: the weights are only read in their packed form. The embedding is in bf16, unless this one is empty.
+    Packed(Arc<Buf<Bf16>>),
+}
+
 /// Matrices in bf16. The embedding is one of them if its numbers are: otherwise it stays in f32.
 #[derive(Debug, Clone, Default)]
 struct NarrowMatrices {
-    embedding: Buf<Bf16>,
+    embedding: Arc<Buf<Bf16>>,
     /// By [`Projection`].
     layers: Vec<[Buf<Bf16>; 4]>,
     head: Option<Buf<Bf16>>,
@@ -42,7 +53,7 @@ struct NarrowMatrices {
 impl NarrowMatrices {
     fn empty(config: &ModelConfig) -> Self {
         Self {
-            embedding: Buf::default(),
+            embedding: Arc::default(),
             layers: (0..config.layers).map(|_| Default::default()).collect(),
             head: config.untied_head().then(Buf::default),
         }
@@ -51,7 +62,7 @@ impl NarrowMatrices {
     /// Places of the matrices in the order of [`TensorSet::bufs`]; `None` for vectors.
     fn places(&mut self, c: &ModelConfig) -> Vec<Option<&mut Buf<Bf16>>> {
         let vectors = |places: &mut Vec<_>, count: usize| places.extend((0..count).map(|_| None));
-        let mut places = vec![Some(&mut self.embedding)];
+        let mut places = vec![Some(Arc::make_mut(&mut self.embedding))];
         for [qkv, o, gate_up, down] in &mut self.layers {
             vectors(&mut places, 1);
             places.push(Some(qkv));
@@ -70,7 +81,10 @@ impl NarrowMatrices {
 impl Clone for Base {
     fn clone(&self) -> Self {
         let mut base = Self::new(self.config.clone(), self.weights.clone());
-        base.narrow.clone_from(&self.narrow);
+        base.matrices.clone_from(&self.matrices);
+        if let Matrices::Packed(_) = self.matrices {
+            base.packed.clone_from(&self.packed);
+        }
         base.folder.clone_from(&self.folder);
         base.digest.clone_from(&self.digest);
         base
@@ -84,7 +98,7 @@ impl Base {
             config,
             specs,
             weights,
-            narrow: None,
+            matrices: Matrices::Wide,
             packed: OnceLock::new(),
             stale: Mutex::new(None),
             rope: RopeTables::default(),
@@ -116,14 +130,14 @@ impl Base {
             }
         }
         let mut base = Self::new(config, weights);
-        base.narrow = Some(narrow);
+        base.matrices = Matrices::Narrow(narrow);
         base.digest = OnceLock::from(digest.0);
         Ok(base)
     }
 
     /// The same weights without f32 matrices, if the model computes in bf16.
     pub(crate) fn into_frozen(self) -> Self {
-        if self.config.dtype == Dtype::F32 || self.narrow.is_some() {
+        if self.config.dtype == Dtype::F32 || self.is_frozen() {
             return self;
         }
         let Self { config, weights, folder, .. } = self;
@@ -137,26 +151,70 @@ impl Base {
         Arc::clone(self.frozen.get_or_init(|| Arc::new(self.clone().into_frozen())))
     }
 
+    /// The same weights for scoring and sampling alone: the packed matrices, which are shared with these, without rows.
+    pub(crate) fn packed_only(&self, ctx: &Ctx) -> Self {
+        self.packed(ctx);
+        let mut base = Self::new(self.config.clone(), self.weights.without_matrices());
+        base.matrices = Matrices::Packed(match &self.matrices {
+            Matrices::Wide => Arc::default(),
+            Matrices::Narrow(narrow) => Arc::clone(&narrow.embedding),
+            Matrices::Packed(embedding) => Arc::clone(embedding),
+        });
+        base.packed.clone_from(&self.packed);
+        base.folder.clone_from(&self.folder);
+        base
+    }
+
     /// The same weights with f32 matrices.
     pub(crate) fn widened(mut self) -> Self {
-        let Some(mut narrow) = self.narrow.take() else { return self };
-        for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
-            if let Some(place) = place.filter(|place| !place.is_empty()) {
-                *buf = Buf::zeros(place.len());
-                Matrix::from(&*place).copy_to(buf.as_mut_slice());
+        match std::mem::replace(&mut self.matrices, Matrices::Wide) {
+            Matrices::Wide => {}
+            Matrices::Narrow(mut narrow) => {
+                for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
+                    if let Some(place) = place.filter(|place| !place.is_empty()) {
+                        *buf = widened(place);
+                    }
+                }
+            }
+            Matrices::Packed(embedding) => {
+                if !embedding.is_empty() {
+                    self.weights.embedding = Arc::new(widened(&embedding));
+                }
+                if let Some(packed) = self.packed.take() {
+                    packed.write_rows(&mut self.weights);
+                }
             }
         }
         self
     }
 
-    /// True if the matrices are in bf16 alone.
-    pub(crate) fn is_narrow(&self) -> bool {
-        self.narrow.is_some()
+    /// The same weights with a table of the language head that is not the embedding's.
+    pub(crate) fn untied(self) -> Self {
+        if !self.config.tie_embeddings {
+            return self;
+        }
+        let Self { mut config, mut weights, .. } = self;
+        config.untie();
+        weights.head = Some(Buf::clone(&weights.embedding));
+        Self::new(config, weights)
+    }
+
+    /// True if there are no f32 matrices in rows.
+    pub(crate) fn is_frozen(&self) -> bool {
+        !matches!(self.matrices, Matrices::Wide)
+    }
+
+    /// True if the weights are in packed form alone.
+    pub(crate) fn is_packed(&self) -> bool {
+        matches!(self.matrices, Matrices::Packed(_))
     }
 
     /// Digest of the weights: equal weights have equal digests.
     pub(crate) fn digest(&self) -> u64 {
         *self.digest.get_or_init(|| {
+            if self.is_packed() {
+                return self.clone().widened().digest();
+            }
             let mut digest = Digest::default();
             self.weights.bufs().into_iter().for_each(|buf| digest.update(buf.as_slice()));
             digest.0
@@ -165,7 +223,8 @@ impl Base {
 
     /// Mutable access to the weights. Invalidates what was derived from them.
     pub(crate) fn weights_mut(&mut self) -> &mut TensorSet {
-        if let Some(packed) = self.packed.take() {
+        // A published version may hold them.
+        if let Some(packed) = self.packed.take().and_then(|packed| Arc::try_unwrap(packed).ok()) {
             *self.stale.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(packed);
         }
         self.folder = None;
@@ -174,42 +233,51 @@ impl Base {
         &mut self.weights
     }
 
-    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedWeights {
+    pub(crate) fn packed(&self, ctx: &Ctx) -> &Arc<PackedWeights> {
         self.packed.get_or_init(|| {
             let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match stale {
+            Arc::new(match stale {
                 Some(mut packed) => {
                     packed.repack(ctx, self);
                     packed
                 }
                 None => PackedWeights::new(ctx, self),
-            }
+            })
         })
     }
 
-    /// The weight of a product in rows.
+    /// The weight of a product in rows; empty if the weights are in packed form alone.
     pub(crate) fn matrix(&self, layer: usize, projection: Projection) -> Matrix<'_> {
-        match &self.narrow {
-            Some(narrow) => (&narrow.layers[layer][projection as usize]).into(),
-            None => self.weights.layers[layer].matrix(projection).into(),
+        match &self.matrices {
+            Matrices::Narrow(narrow) => (&narrow.layers[layer][projection as usize]).into(),
+            Matrices::Wide | Matrices::Packed(_) => self.weights.layers[layer].matrix(projection).into(),
         }
     }
 
     /// The embedding's table.
     pub(crate) fn embedding(&self) -> Matrix<'_> {
-        match &self.narrow {
-            Some(narrow) if !narrow.embedding.is_empty() => (&narrow.embedding).into(),
-            _ => (&self.weights.embedding).into(),
-        }
+        let narrow = match &self.matrices {
+            Matrices::Narrow(narrow) => &narrow.embedding,
+            Matrices::Packed(embedding) => embedding,
+            Matrices::Wide => return (&*self.weights.embedding).into(),
+        };
+        if narrow.is_empty() { (&*self.weights.embedding).into() } else { (&**narrow).into() }
     }
 
     /// Table of the language head: a separate one, or the embedding.
     pub(crate) fn head_table(&self) -> Matrix<'_> {
-        match &self.narrow {
-            Some(narrow) => narrow.head.as_ref().map_or_else(|| self.embedding(), Matrix::from),
-            None => self.weights.head_table().into(),
+        match &self.matrices {
+            Matrices::Narrow(narrow) => narrow.head.as_ref().map_or_else(|| self.embedding(), Matrix::from),
+            Matrices::Wide | Matrices::Packed(_) => self.weights.head_table().into(),
         }
     }
+}
+
+/// A matrix in f32.
+fn widened(narrow: &Buf<Bf16>) -> Buf {
+    let mut wide = Buf::zeros(narrow.len());
+    Matrix::from(narrow).copy_to(wide.as_mut_slice());
+    wide
 }
 
 /// A digest of numbers: FNV-1a over words instead of bytes.

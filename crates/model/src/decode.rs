@@ -252,7 +252,7 @@ impl Model {
         (stream, s): (&mut Stream, &mut Rows<E>),
         results: &mut HeadOutput,
     ) -> Result<(), StepError> {
-        let head = packed.set.head.as_ref().ok_or(StepError::NoLanguageHead)?;
+        let head = packed.head().ok_or(StepError::NoLanguageHead)?;
         let c = self.config();
         let (r, d) = (rows.len(), c.hidden_size);
         let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{Checkpoint, INDEX};
+use crate::checkpoint::{Checkpoint, INDEX, LOW_BITS};
 use crate::{CheckpointError, adapter, generation};
 
 /// Files that [`Model::load`](crate::Model::load) and [`GenerationConfig::load`](crate::GenerationConfig::load) read.
@@ -21,7 +21,8 @@ impl ModelFiles {
         let tensors = if adapter::is_adapter(folder) {
             vec![adapter_tensors]
         } else {
-            Checkpoint::open(folder)?.tensor_files().map(Path::to_owned).collect()
+            let low_bits = Some(folder.join(LOW_BITS)).filter(|path| path.is_file());
+            Checkpoint::open(folder)?.tensor_files().map(Path::to_owned).chain(low_bits).collect()
         };
         let settings = [CONFIG, generation::FILE, INDEX].map(|name| folder.join(name));
         let settings = settings.into_iter().chain(adapter::is_adapter(folder).then_some(adapter_config));

@@ -11,8 +11,8 @@ use crate::heads::HeadActivations;
 use crate::packed::{PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::{
-    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, Model, PackedTokens, ScoreRows,
-    Scores,
+    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, LoraDropout, Model,
+    PackedTokens, ScoreRows, Scores,
 };
 
 /// Activations of one layer for the backward pass; `None` is recomputed.
@@ -45,6 +45,7 @@ pub struct Forward {
     pub(crate) seq_starts: Vec<usize>,
     pub(crate) parents: Vec<Option<u32>>,
     pub(crate) positions: Vec<u32>,
+    pub(crate) dropout: Option<LoraDropout>,
     pub(crate) saved: SavedActivations,
     scores: Scores,
 }
@@ -77,6 +78,8 @@ pub(crate) struct CheckedBatch<'a> {
     pub(crate) rows: &'a ScoreRows<'a>,
     /// Row that predicts each scored token, `[S]`.
     pub(crate) predictors: &'a [u32],
+    /// Dropout of the adapter's inputs.
+    pub(crate) dropout: Option<&'a LoraDropout>,
 }
 
 impl Model {
@@ -87,9 +90,21 @@ impl Model {
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
     ) -> Result<Scores, BatchError> {
+        self.score_with(ctx, batch, rows, None)
+    }
+
+    /// As [`score`](Self::score), with dropout of an adapter's inputs.
+    pub fn score_with(
+        &self,
+        ctx: &Ctx,
+        batch: &PackedTokens<'_>,
+        rows: &ScoreRows<'_>,
+        dropout: Option<&LoraDropout>,
+    ) -> Result<Scores, BatchError> {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
-        let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
+        let positions = batch.positions();
+        let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors, dropout };
         Ok(match self.packed(ctx) {
             PackedForm::F32(packed) => self.run(ctx, packed, checked, None, None).1,
             PackedForm::Bf16(packed) => self.run(ctx, packed, checked, None, None).1,
@@ -108,7 +123,8 @@ impl Model {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
         candidates.check(self.config(), rows.rows.len())?;
-        let checked = CheckedBatch { batch, positions: &batch.positions(), rows, predictors: &predictors };
+        let (positions, dropout) = (batch.positions(), None);
+        let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors, dropout };
         match self.packed(ctx) {
             PackedForm::F32(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
             PackedForm::Bf16(packed) => self.score_candidates_in(ctx, packed, checked, candidates),
@@ -122,7 +138,7 @@ impl Model {
         checked: CheckedBatch<'_>,
         candidates: &Candidates<'_>,
     ) -> Result<CandidateScores, BatchError> {
-        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, None, None);
+        let x = self.run_layers(ctx, packed, checked, None, None);
         self.run_candidates(ctx, packed, checked, candidates, &x)
     }
 
@@ -135,34 +151,30 @@ impl Model {
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Forward, BatchError> {
-        self.forward_saving(ctx, batch, rows, checkpointing, None)
+        self.forward_with(ctx, batch, rows, checkpointing, None, None)
     }
 
-    /// As [`forward`](Self::forward), with `noise` added to the embeddings: it gets them as `[T, D]`. The backward pass takes the
-    /// noise for constant.
-    pub fn forward_with_noise(
+    /// As [`forward`](Self::forward), with dropout of an adapter's inputs, and with `noise` added to the embeddings: it gets them as
+    /// `[T, D]`. The backward pass takes the noise for constant.
+    pub fn forward_with(
         &self,
         ctx: &Ctx,
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
-        noise: &Noise<'_>,
-    ) -> Result<Forward, BatchError> {
-        self.forward_saving(ctx, batch, rows, checkpointing, Some(noise))
-    }
-
-    fn forward_saving(
-        &self,
-        ctx: &Ctx,
-        batch: &PackedTokens<'_>,
-        rows: &ScoreRows<'_>,
-        checkpointing: ActivationCheckpointing,
+        dropout: Option<LoraDropout>,
         noise: Option<&Noise<'_>>,
     ) -> Result<Forward, BatchError> {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
         let positions = batch.positions();
-        let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors };
+        let checked = CheckedBatch {
+            batch,
+            positions: &positions,
+            rows,
+            predictors: &predictors,
+            dropout: dropout.as_ref(),
+        };
         let (saved, scores) = match self.packed(ctx) {
             PackedForm::F32(packed) => {
                 let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
@@ -178,6 +190,7 @@ impl Model {
             seq_starts: batch.seq_starts.to_vec(),
             parents: batch.parents.to_vec(),
             positions,
+            dropout,
             saved,
             scores,
         })
@@ -202,8 +215,12 @@ impl Model {
         batch: &PackedTokens<'_>,
         rows: &[u32],
     ) -> Result<Vec<f32>, BatchError> {
-        let head = packed.set.head.as_ref().ok_or(BatchError::NoHead { what: "logits" })?;
-        let x = self.run_layers(ctx, packed, batch, &batch.positions(), None, None);
+        let head = packed.head().ok_or(BatchError::NoHead { what: "logits" })?;
+        let positions = batch.positions();
+        let none = ScoreRows { rows: &[], inv_temperature: &[] };
+        let checked =
+            CheckedBatch { batch, positions: &positions, rows: &none, predictors: &[], dropout: None };
+        let x = self.run_layers(ctx, packed, checked, None, None);
         let normed = self.normed_rows::<E>(ctx, &x, rows).normed;
         let mut logits = Buf::zeros(rows.len() * self.config().vocab_size);
         ops::head_logits(ctx, &mut logits, &normed, rows.len(), head);
@@ -222,7 +239,7 @@ impl Model {
     ) -> (Activations<E>, Scores) {
         let mut layers = Vec::new();
         let keep = keep.map(|checkpointing| (checkpointing, &mut layers));
-        let x = self.run_layers(ctx, packed, checked.batch, checked.positions, keep, noise);
+        let x = self.run_layers(ctx, packed, checked, keep, noise);
         let (heads, scores) = self.run_heads(ctx, packed, checked, &x);
         (Activations { layers, heads }, scores)
     }
@@ -232,13 +249,12 @@ impl Model {
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
-        batch: &PackedTokens<'_>,
-        positions: &[u32],
+        CheckedBatch { batch, positions, dropout, .. }: CheckedBatch<'_>,
         mut keep: Option<(ActivationCheckpointing, &mut Vec<LayerActivations<E>>)>,
         noise: Option<&Noise<'_>>,
     ) -> PooledBuf {
         let segments = Segments { starts: batch.seq_starts, parents: batch.parents };
-        let pass = Pass::new(self, ctx, packed, positions, segments);
+        let pass = Pass::new(self, ctx, packed, positions, segments, dropout);
         let d = self.config().hidden_size;
         let mut x = pass.take(d);
         ops::embedding(ctx, &mut x, self.base().embedding(), batch.tokens, d);

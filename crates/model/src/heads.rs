@@ -3,12 +3,15 @@
 //! A scored token is predicted, and its prefix is valued, by the previous row of its sequence. A segment's last value
 //! is computed at its last token.
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, HeadScores};
+use rloom_ops::{self as ops, Buf, Ctx, Element, HeadLowRank, HeadScores, LowRank, LowRankInput, Weight};
 
+use crate::adapter::{Factors, PackedFactors};
 use crate::buf_pool::PooledBuf;
+use crate::dropout::HeadDropout;
 use crate::forward::CheckedBatch;
 use crate::packed::PackedModel;
 use crate::tensors::TensorSet;
+use crate::trained::TrainedSet;
 use crate::{BatchError, CandidateScores, Candidates, Model, PackedTokens, ScoreGrads, Scores};
 
 /// Rows of the residual stream and their final norm; n rows.
@@ -39,6 +42,8 @@ struct LanguageActivations {
     targets: Vec<u32>,
     inv_temperature: Vec<f32>,
     scores: HeadScores,
+    /// Dropout of the input of the adapter's addition.
+    dropout: Option<HeadDropout>,
 }
 
 impl Model {
@@ -62,10 +67,12 @@ impl Model {
         checked: CheckedBatch<'_>,
         stream: &Buf,
     ) -> (HeadActivations<E>, Scores) {
-        let CheckedBatch { batch, rows, predictors, .. } = checked;
+        let CheckedBatch { batch, rows, predictors, dropout, .. } = checked;
         let scored = self.normed_rows(ctx, stream, predictors);
         let mut scores = Scores::default();
-        let language = packed.set.head.as_ref().map(|head| {
+        let language = packed.head().map(|head| {
+            let dropout = dropout.map(|dropout| dropout.head(predictors));
+            let head = masked(head, dropout.as_ref());
             let targets: Vec<u32> = rows.rows.iter().map(|&row| batch.tokens[row as usize]).collect();
             let head_scores = ops::head_forward(
                 ctx,
@@ -81,6 +88,7 @@ impl Model {
                 targets,
                 inv_temperature: rows.inv_temperature.to_vec(),
                 scores: head_scores,
+                dropout,
             }
         });
         let last = self.add_values(ctx, packed, batch, stream, &scored, &mut scores);
@@ -96,7 +104,7 @@ impl Model {
         candidates: &Candidates<'_>,
         stream: &Buf,
     ) -> Result<CandidateScores, BatchError> {
-        let head = packed.set.head.as_ref().ok_or(BatchError::NoHead { what: "candidates" })?;
+        let head = packed.head().ok_or(BatchError::NoHead { what: "candidates" })?;
         let CheckedBatch { batch, rows, predictors, .. } = checked;
         let (s, k) = (rows.rows.len(), candidates.k);
         let scored = self.normed_rows(ctx, stream, predictors);
@@ -151,7 +159,7 @@ impl Model {
     }
 
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
-    /// final norm, in `dx` (`[T, D]`, overwritten). `grads` are the weights' gradients, unless they are frozen. The lists of `d_scores` have one entry per scored token, or none if
+    /// final norm, in `dx` (`[T, D]`, overwritten). The lists of `d_scores` have one entry per scored token, or none if
     /// there is no such head.
     pub(crate) fn heads_backward<E: Element>(
         &self,
@@ -161,30 +169,19 @@ impl Model {
         seq_starts: &[usize],
         dx: &mut Buf,
         d_scores: &ScoreGrads<'_>,
-        mut grads: Option<&mut TensorSet>,
+        grads: &mut TrainedSet,
     ) {
         let HeadActivations { rows, stream, last, language } = heads;
         let (s, d) = (rows.len(), self.config().hidden_size);
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
-        if let Some((language, packed)) = language.as_ref().zip(packed.set.head.as_ref()) {
-            // A tied head accumulates into the embedding's gradient.
-            let d_table =
-                grads.as_deref_mut().map(|grads| grads.head.as_mut().unwrap_or(&mut grads.embedding));
-            ops::head_backward(
-                ctx,
-                &mut d_normed,
-                d_table,
-                &stream.normed,
-                s,
-                self.base().head_table(),
-                packed,
-                &language.targets,
-                &language.inv_temperature,
-                &language.scores,
-                d_scores.d_logprob,
-                d_scores.d_entropy,
-            );
+        if let Some(language) = &language {
+            self.language_backward(ctx, packed, language, &stream.normed, &mut d_normed, d_scores, grads);
         }
+        // The weights of an adapter's base are frozen.
+        let mut grads = match grads {
+            TrainedSet::Full(set) => Some(set),
+            TrainedSet::Adapter(_) => None,
+        };
         let is_added = language.is_some();
         self.value_backward(
             ctx,
@@ -251,6 +248,79 @@ impl Model {
         ops::rms_norm_backward::<f32, f32>(ctx, &mut d_rows, d_norm, d_normed, &x, norm, &rstd, n, d, false);
         d_rows
     }
+
+    /// Backward pass of the language head: overwrites `d_normed`, adds the gradient of the table or of the adapter's factors.
+    fn language_backward<E: Element>(
+        &self,
+        ctx: &Ctx,
+        packed: PackedModel<'_, E>,
+        language: &LanguageActivations,
+        normed: &Buf<E>,
+        d_normed: &mut Buf,
+        d_scores: &ScoreGrads<'_>,
+        grads: &mut TrainedSet,
+    ) {
+        let Some(head) = packed.head() else { return };
+        let dropout = language.dropout.as_ref().map(HeadDropout::mask);
+        let head = masked(head, language.dropout.as_ref());
+        let (s, d) = (language.targets.len(), self.config().hidden_size);
+        // A tied head accumulates into the embedding's gradient.
+        let (d_table, mut d_factors) = match grads {
+            TrainedSet::Full(set) => (Some(set.head_table_mut()), None),
+            TrainedSet::Adapter(set) => (None, set.head.as_mut()),
+        };
+        let factors = self.head_factors(packed);
+        let mut du = factors.map(|(factors, _)| self.buf_pool().take::<f32>(s, factors.rows()));
+        let low_rank = factors.zip(du.as_mut()).zip(d_factors.as_deref_mut());
+        let low_rank = low_rank.map(|(((_, packed), du), grads)| HeadLowRank {
+            scaled_b: &packed.scaled_b,
+            du_tr: du,
+            db_vr: &mut grads.b,
+        });
+        ops::head_backward(
+            ctx,
+            d_normed,
+            d_table,
+            normed,
+            s,
+            self.base().head_table(),
+            head,
+            &language.targets,
+            &language.inv_temperature,
+            &language.scores,
+            d_scores.d_logprob,
+            d_scores.d_entropy,
+            low_rank,
+        );
+        if let Some((((factors, _), du), grads)) = factors.zip(du.as_ref()).zip(d_factors) {
+            let r = factors.rows();
+            let mut input: Option<PooledBuf<E>> = None;
+            if let Some(dropout) = &dropout {
+                let buf = input.insert(self.buf_pool().take(s, d));
+                buf.as_mut_slice().copy_from_slice(normed.as_slice());
+                dropout.mask_all(ctx, buf, d);
+            }
+            let input = input.as_deref().unwrap_or(normed);
+            ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, input, s, r, d);
+            let input = LowRankInput { du, a: &factors.a, dropout };
+            ops::low_rank_backward_x::<E>(ctx, d_normed, input, [s, d, r]);
+        }
+    }
+
+    /// The adapter's factors for the language head, and their packed form.
+    fn head_factors<'a, E: Element>(
+        &'a self,
+        packed: PackedModel<'a, E>,
+    ) -> Option<(&'a Factors, &'a PackedFactors<E>)> {
+        let packed = packed.adapter.and_then(|adapter| adapter.head.as_ref());
+        self.adapter().and_then(|adapter| adapter.tensors.head.as_ref()).zip(packed)
+    }
+}
+
+/// The head with a mask of the input of its addition.
+fn masked<'a, E: Element>(head: Weight<'a, E>, dropout: Option<&'a HeadDropout>) -> Weight<'a, E> {
+    let dropout = dropout.map(HeadDropout::mask);
+    Weight { low_rank: head.low_rank.map(|low_rank| LowRank { dropout, ..low_rank }), ..head }
 }
 
 /// Index of the last token of each segment.

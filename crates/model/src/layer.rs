@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use rloom_ops::{
-    self as ops, Buf, Ctx, Element, HeadNorms, Heads, Matrix, Norm, Packed, RopeTable, Rotation, Weight,
+    self as ops, Buf, Ctx, Dropout, Element, HeadNorms, Heads, LowRank, Matrix, Norm, Packed, RopeTable,
+    Rotation, Weight,
 };
 
 use crate::ModelConfig;
 use crate::adapter::{AdapterLayer, Factors, PackedFactors, PackedLayerFactors, Projection};
 use crate::base::Base;
+use crate::dropout::LoraDropout;
 use crate::model::attention_shape;
 use crate::packed::PackedLayer;
 use crate::tensors::LayerTensors;
@@ -24,6 +26,8 @@ pub(crate) struct Layer<'a, E: Element> {
     pub(crate) base: &'a Base,
     pub(crate) index: usize,
     pub(crate) adapter: Option<(&'a AdapterLayer, &'a PackedLayerFactors<E>)>,
+    /// Dropout of the adapter's inputs, in training.
+    pub(crate) dropout: Option<&'a LoraDropout>,
 }
 
 impl<'a, E: Element> Layer<'a, E> {
@@ -40,8 +44,15 @@ impl<'a, E: Element> Layer<'a, E> {
 
     /// The packed weight of a product with the adapter's addition.
     fn weight(&self, projection: Projection, packed: &'a Packed<E>) -> Weight<'a, E> {
-        let low_rank = self.factors(projection).map(|(_, packed)| packed.low_rank());
+        let dropout = self.dropout(projection);
+        let low_rank = self.factors(projection).map(|(_, packed)| LowRank { dropout, ..packed.low_rank() });
         Weight { packed, low_rank }
+    }
+
+    /// Mask of the input of a product's addition.
+    pub(crate) fn dropout(&self, projection: Projection) -> Option<Dropout<'a>> {
+        let product = self.index * Projection::ALL.len() + projection as usize;
+        self.dropout.map(|dropout| dropout.of(product as u64))
     }
 
     fn eps(&self) -> f32 {

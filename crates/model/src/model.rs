@@ -1,5 +1,6 @@
 //! A model: its weights, loading and saving.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use rloom_ops::{AttentionShape, Buf, Ctx, Element};
 use crate::adapter::{Adapter, PackedAdapter};
 use crate::base::Base;
 use crate::buf_pool::BufPool;
-use crate::checkpoint::{Checkpoint, TensorFile, TensorOut, write_tensors};
+use crate::checkpoint::{Checkpoint, LowBits, TensorFile, TensorOut, Values, write_tensors};
 use crate::layer::{Layer, RopeTables};
 use crate::packed::{PackedForm, PackedModel, PackedWeights};
 use crate::tensors::{TensorSet, TensorSpec, ValueHead, named, specs};
@@ -216,7 +217,7 @@ impl Model {
     }
 
     fn to_values(&self, heads: OutputHeads) -> Self {
-        if self.adapter.is_some() || self.base.is_narrow() {
+        if self.adapter.is_some() || self.base.is_frozen() {
             return self.merged().to_values(heads);
         }
         let mut config = self.config().clone();
@@ -238,7 +239,7 @@ impl Model {
     /// Of a model with an adapter, the adapter is written in PEFT's format instead of the weights.
     /// Files are neither synced nor renamed: atomic checkpoints are the caller's responsibility.
     pub fn save(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
-        if self.is_narrow() {
+        if self.is_frozen() {
             return self.merged().save(folder, generation);
         }
         crate::generation::write_json(&folder.join("config.json"), &self.config().to_json())?;
@@ -303,11 +304,15 @@ impl Model {
 
     /// Tensors that are trained, by the names that they have in files: those of the adapter, or all.
     pub fn trained_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
-        let bufs = match &self.adapter {
+        named(self.trained_bufs(), self.trained_specs())
+    }
+
+    /// Buffers of what is trained, in the order of [`TensorSpec::buffer`].
+    pub(crate) fn trained_bufs(&self) -> Vec<&Buf> {
+        match &self.adapter {
             Some(adapter) => adapter.tensors.bufs(),
             None => self.weights().bufs(),
-        };
-        named(bufs, self.trained_specs())
+        }
     }
 
     pub(crate) fn specs(&self) -> &Arc<[TensorSpec]> {
@@ -327,8 +332,11 @@ impl Model {
     }
 
     /// Moves the trained tensors towards those of a model of the same shape: `(1 − share)·self + share·other`, computed in f64 and
-    /// rounded once. A value head that only `other` has is left out.
+    /// rounded once. A value head that only `other` has is left out; weights without f32 matrices in rows get them.
     pub fn mix(&mut self, other: &Self, share: f64) {
+        if self.is_frozen() {
+            *self = self.merged();
+        }
         let theirs = match &other.adapter {
             Some(adapter) => adapter.tensors.bufs(),
             None => other.weights().bufs(),
@@ -344,7 +352,7 @@ impl Model {
         &self.base
     }
 
-    /// Weights; a frozen bf16 base has no matrices among them.
+    /// Weights; a frozen base has no matrices among them.
     pub(crate) fn weights(&self) -> &TensorSet {
         &self.base.weights
     }
@@ -357,12 +365,12 @@ impl Model {
     pub(crate) fn packed(&self, ctx: &Ctx) -> PackedForm<'_> {
         let dtype = self.config().dtype;
         let adapter = self.adapter.as_ref().map(|adapter| adapter.packed(ctx, dtype));
-        match (self.base.packed(ctx), adapter) {
-            (PackedWeights::F32(set), Some(PackedAdapter::F32(layers))) => {
-                PackedForm::F32(PackedModel { set, adapter: Some(layers) })
+        match (&**self.base.packed(ctx), adapter) {
+            (PackedWeights::F32(set), Some(PackedAdapter::F32(adapter))) => {
+                PackedForm::F32(PackedModel { set, adapter: Some(adapter) })
             }
-            (PackedWeights::Bf16(set), Some(PackedAdapter::Bf16(layers))) => {
-                PackedForm::Bf16(PackedModel { set, adapter: Some(layers) })
+            (PackedWeights::Bf16(set), Some(PackedAdapter::Bf16(adapter))) => {
+                PackedForm::Bf16(PackedModel { set, adapter: Some(adapter) })
             }
             // An adapter is packed in the dtype of its base.
             (PackedWeights::F32(set), _) => PackedForm::F32(PackedModel { set, adapter: None }),
@@ -378,7 +386,8 @@ impl Model {
             packed: &packed.set.layers[index],
             base: &self.base,
             index,
-            adapter: adapter.map(|(adapter, packed)| (&adapter.tensors.layers[index], &packed[index])),
+            adapter: adapter.map(|(adapter, packed)| (&adapter.tensors.layers[index], &packed.layers[index])),
+            dropout: None,
         }
     }
 
@@ -406,8 +415,8 @@ pub(crate) fn tensors_out<'a>(
     named
         .map(|(spec, values)| TensorOut {
             name: format!("{prefix}{}", spec.name),
-            shape: &spec.shape,
-            values,
+            shape: Cow::Borrowed(&spec.shape),
+            values: Values::Floats(values),
         })
         .collect()
 }
@@ -422,6 +431,8 @@ const HEAD: &str = "lm_head.weight";
 struct OpenModel {
     config: ModelConfig,
     checkpoint: Checkpoint,
+    /// Makes weights in bf16 exact.
+    low_bits: Option<LowBits>,
     specs: Vec<TensorSpec>,
 }
 
@@ -433,7 +444,7 @@ impl OpenModel {
         let tied = heads.language() && config.tie_embeddings;
         // Old Llama files contain the rotary frequencies, and some tied models a copy of the embedding as head.
         checkpoint.check(&specs, |name| name.ends_with("rotary_emb.inv_freq") || (tied && name == HEAD))?;
-        Ok(Self { config, checkpoint, specs })
+        Ok(Self { config, checkpoint, low_bits: LowBits::open(folder)?, specs })
     }
 
     /// Reads the tensors of one buffer.
@@ -441,6 +452,9 @@ impl OpenModel {
         for spec in self.specs.iter().filter(|spec| spec.buffer == index) {
             let to = &mut buf.as_mut_slice()[spec.offset..][..spec.len()];
             self.checkpoint.read_into(&spec.name, &spec.shape, to)?;
+            if let Some(low_bits) = &self.low_bits {
+                low_bits.add_to(&spec.name, &spec.shape, to)?;
+            }
         }
         let tied = self.config.output_heads.language() && self.config.tie_embeddings;
         if index == 0 && tied && self.checkpoint.has(HEAD) {

@@ -7,10 +7,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{TensorFile, write_tensors};
-use crate::model::tensors_out;
+use crate::moments::Moments;
 use crate::tensors::TensorSpec;
-use crate::trained::TrainedSet;
 use crate::{CheckpointError, Gradients, Model, Schedule};
+
+/// Format of the optimizer's moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MomentFormat {
+    /// 32 bits: 8 bytes for each weight.
+    #[default]
+    F32,
+    /// 8 bits, with a common scale for each 256 elements: 2 bytes for each weight. Updates are those of rounded moments. Tensors of
+    /// less than 4,096 elements keep 32 bits.
+    Int8,
+}
 
 /// Settings of the optimiser.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -32,6 +43,8 @@ pub struct OptimizerSettings {
     pub schedule: Schedule,
     /// Final learning rate of decaying schedules, as a fraction of the peak.
     pub min_lr_ratio: f64,
+    /// Format of both moments in memory and in checkpoints.
+    pub moments: MomentFormat,
 }
 
 impl Default for OptimizerSettings {
@@ -45,6 +58,7 @@ impl Default for OptimizerSettings {
             warmup_steps: 0,
             schedule: Schedule::Constant,
             min_lr_ratio: 0.0,
+            moments: MomentFormat::F32,
         }
     }
 }
@@ -124,26 +138,22 @@ pub struct Optimizer {
     settings: OptimizerSettings,
     /// Number of steps taken.
     step: u64,
-    first: TrainedSet,
-    second: TrainedSet,
+    moments: Moments,
     specs: std::sync::Arc<[TensorSpec]>,
     /// True for each buffer with weight decay.
     decays: Vec<bool>,
 }
 
-const FIRST: &str = "exp_avg.";
-const SECOND: &str = "exp_avg_sq.";
-
 impl Optimizer {
     /// An optimiser without steps.
     pub fn new(model: &Model, settings: OptimizerSettings) -> Self {
         let specs = std::sync::Arc::clone(model.trained_specs());
-        let [first, second] = [TrainedSet::zeros(model), TrainedSet::zeros(model)];
-        let mut decays = vec![false; first.bufs().len()];
+        let moments = Moments::zeros(model, settings.moments);
+        let mut decays = vec![false; moments.len()];
         for spec in specs.iter() {
             decays[spec.buffer] = spec.decays;
         }
-        Self { settings, step: 0, first, second, specs, decays }
+        Self { settings, step: 0, moments, specs, decays }
     }
 
     /// Settings of the optimiser.
@@ -151,9 +161,9 @@ impl Optimizer {
         &self.settings
     }
 
-    /// Replaces the settings; moments and step count stay.
+    /// Replaces the settings but for the format of the moments; moments and step count stay.
     pub fn set_settings(&mut self, settings: OptimizerSettings) {
-        self.settings = settings;
+        self.settings = OptimizerSettings { moments: self.settings.moments, ..settings };
     }
 
     /// Number of steps taken.
@@ -184,9 +194,8 @@ impl Optimizer {
         // As `torch.nn.utils.clip_grad_norm_`.
         let scale = if s.max_grad_norm > 0.0 { (s.max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
         let weights = model.trained_mut();
-        let moments = self.first.bufs_mut().into_iter().zip(self.second.bufs_mut());
         let gradients = gradients.set.bufs().into_iter().zip(&self.decays);
-        for ((w, (m, v)), (g, &decays)) in weights.into_iter().zip(moments).zip(gradients) {
+        for ((w, moments), (g, &decays)) in weights.into_iter().zip(self.moments.bufs_mut()).zip(gradients) {
             let adamw = ops::AdamW {
                 lr: learning_rate,
                 beta1: s.betas[0],
@@ -196,16 +205,15 @@ impl Optimizer {
                 step: self.step,
                 grad_scale: scale as f32,
             };
-            ops::adamw(ctx, w, m, v, g, &adamw);
+            moments.step(ctx, w, g, &adamw);
         }
         Ok(StepStats { grad_norm, clipped: scale < 1.0, learning_rate })
     }
 
-    /// Writes moments and step count as a `safetensors` file (`exp_avg.NAME` and `exp_avg_sq.NAME`).
+    /// Writes moments and step count as a `safetensors` file: `exp_avg.NAME` and `exp_avg_sq.NAME`, and the codes and scales
+    /// of moments in 8 bits.
     pub fn save(&self, path: &Path) -> Result<(), OptimizerError> {
-        let mut tensors = tensors_out(self.first.named(&self.specs), FIRST);
-        tensors.extend(tensors_out(self.second.named(&self.specs), SECOND));
-        write_tensors(path, &[("step", self.step.to_string())], tensors)?;
+        write_tensors(path, &[("step", self.step.to_string())], self.moments.tensors(&self.specs))?;
         Ok(())
     }
 
@@ -216,13 +224,7 @@ impl Optimizer {
         let step = file.metadata_entry("step").and_then(|step| step.parse().ok());
         optimizer.step =
             step.ok_or_else(|| CheckpointError::NoStepCount { path: PathBuf::from(file.path()) })?;
-        for (prefix, set) in [(FIRST, &mut optimizer.first), (SECOND, &mut optimizer.second)] {
-            let mut bufs = set.bufs_mut();
-            for spec in optimizer.specs.iter() {
-                let to = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
-                file.read_into(&format!("{prefix}{}", spec.name), &spec.shape, to)?;
-            }
-        }
+        optimizer.moments.read(&file, &optimizer.specs)?;
         Ok(optimizer)
     }
 }

@@ -1,10 +1,11 @@
 //! The matrices of a model in the layout of the kernels, created once per version of the weights.
 
-use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed};
+use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed, Weight};
 
 use crate::Dtype;
-use crate::adapter::{PackedLayerFactors, Projection};
+use crate::adapter::{PackedAdapterSet, PackedFactors, Projection};
 use crate::base::Base;
+use crate::tensors::TensorSet;
 
 /// Packed matrices of one layer.
 #[derive(Debug)]
@@ -40,6 +41,14 @@ impl PackedWeights {
         }
     }
 
+    /// Writes the matrices in rows.
+    pub(crate) fn write_rows(&self, to: &mut TensorSet) {
+        match self {
+            Self::F32(set) => set.write_rows(to),
+            Self::Bf16(set) => set.write_rows(to),
+        }
+    }
+
     /// Packs other weights of the same shape into the same memory.
     pub(crate) fn repack(&mut self, ctx: &Ctx, base: &Base) {
         match self {
@@ -53,8 +62,17 @@ impl PackedWeights {
 #[derive(Debug)]
 pub(crate) struct PackedModel<'a, E: Element> {
     pub(crate) set: &'a PackedSet<E>,
-    /// Factors of each layer.
-    pub(crate) adapter: Option<&'a [PackedLayerFactors<E>]>,
+    /// Factors of the adapter.
+    pub(crate) adapter: Option<&'a PackedAdapterSet<E>>,
+}
+
+impl<'a, E: Element> PackedModel<'a, E> {
+    /// The language head with the adapter's addition; `None` in a critic.
+    pub(crate) fn head(&self) -> Option<Weight<'a, E>> {
+        let packed = self.set.head.as_ref()?;
+        let factors = self.adapter.and_then(|adapter| adapter.head.as_ref());
+        Some(Weight { packed, low_rank: factors.map(PackedFactors::low_rank) })
+    }
 }
 
 #[expect(clippy::expl_impl_clone_on_copy, reason = "a derived implementation needs an element that is Clone")]
@@ -93,6 +111,22 @@ impl<E: Element> PackedSet<E> {
             layers: (0..c.layers).map(layer).collect(),
             head: heads.language().then(|| ops::pack(ctx, base.head_table(), c.vocab_size, d)),
             value: base.weights.value.as_ref().map(|head| ops::pack(ctx, &head.weight, heads.labels(), d)),
+        }
+    }
+
+    fn write_rows(&self, to: &mut TensorSet) {
+        for (layer, to) in self.layers.iter().zip(&mut to.layers) {
+            for (projection, packed) in [
+                (Projection::Qkv, &layer.qkv),
+                (Projection::Output, &layer.o),
+                (Projection::GateUp, &layer.gate_up),
+                (Projection::Down, &layer.down),
+            ] {
+                *to.matrix_mut(projection) = packed.rows();
+            }
+        }
+        if let Some((head, to)) = self.head.as_ref().zip(to.head.as_mut()) {
+            *to = head.rows();
         }
     }
 

@@ -6,6 +6,7 @@ use rloom_ops::{self as ops, Buf, Ctx, Element, RopeTable, Rotation, Segments};
 
 use crate::Model;
 use crate::buf_pool::PooledBuf;
+use crate::dropout::LoraDropout;
 use crate::layer::Layer;
 use crate::packed::PackedModel;
 
@@ -17,6 +18,8 @@ pub(crate) struct Pass<'a, E: Element> {
     /// Position of each token, `[T]`.
     pub(crate) positions: &'a [u32],
     pub(crate) segments: Segments<'a>,
+    /// Dropout of the adapter's inputs.
+    pub(crate) dropout: Option<&'a LoraDropout>,
     table: Arc<RopeTable>,
 }
 
@@ -58,10 +61,11 @@ impl<'a, E: Element> Pass<'a, E> {
         packed: PackedModel<'a, E>,
         positions: &'a [u32],
         segments: Segments<'a>,
+        dropout: Option<&'a LoraDropout>,
     ) -> Self {
         let reach = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let table = model.rope().at_least(model.config(), reach);
-        Self { model, ctx, packed, positions, segments, table }
+        Self { model, ctx, packed, positions, segments, dropout, table }
     }
 
     /// Number of tokens, T.
@@ -75,7 +79,7 @@ impl<'a, E: Element> Pass<'a, E> {
     }
 
     pub(crate) fn layer(&self, index: usize) -> Layer<'a, E> {
-        self.model.layer(self.packed, index)
+        Layer { dropout: self.dropout, ..self.model.layer(self.packed, index) }
     }
 
     /// RMSNorm of the layer's input, `[T, D]`, and its scales, `[T]`.

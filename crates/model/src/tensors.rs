@@ -3,6 +3,8 @@
 //! Buffers have the layout of the kernels: `qkv` holds the rows of three projections, `gate_up` those of two. Files
 //! store them separately; [`specs`] maps file tensors to buffers.
 
+use std::sync::Arc;
+
 use rloom_ops::Buf;
 
 use crate::ModelConfig;
@@ -34,8 +36,8 @@ pub(crate) struct LayerTensors {
 /// All tensors of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorSet {
-    /// `[V, D]`
-    pub(crate) embedding: Buf,
+    /// `[V, D]`. Shared with published versions until it changes: it is read in f32.
+    pub(crate) embedding: Arc<Buf>,
     pub(crate) layers: Vec<LayerTensors>,
     /// `[D]`
     pub(crate) norm: Buf,
@@ -92,6 +94,21 @@ impl LayerTensors {
         }
     }
 
+    /// The vectors alone.
+    fn without_matrices(&self) -> Self {
+        Self {
+            attention_norm: self.attention_norm.clone(),
+            qkv: Buf::default(),
+            qkv_bias: self.qkv_bias.clone(),
+            qk_norm: self.qk_norm.clone(),
+            o: Buf::default(),
+            o_bias: self.o_bias.clone(),
+            mlp_norm: self.mlp_norm.clone(),
+            gate_up: Buf::default(),
+            down: Buf::default(),
+        }
+    }
+
     /// The weight of a product.
     pub(crate) fn matrix(&self, projection: Projection) -> &Buf {
         match projection {
@@ -139,7 +156,7 @@ impl TensorSet {
         let d = config.hidden_size;
         let table = config.vocab_size * d;
         Self {
-            embedding: Buf::zeros(table),
+            embedding: Arc::new(Buf::zeros(table)),
             layers: (0..config.layers).map(|_| LayerTensors::zeros(config)).collect(),
             norm: Buf::zeros(d),
             head: config.untied_head().then(|| Buf::zeros(table)),
@@ -152,9 +169,28 @@ impl TensorSet {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// As [`head_table`](Self::head_table), mutable.
+    pub(crate) fn head_table_mut(&mut self) -> &mut Buf {
+        match &mut self.head {
+            Some(head) => head,
+            None => Arc::make_mut(&mut self.embedding),
+        }
+    }
+
+    /// The tensors that are not packed: vectors, and the embedding, which is shared.
+    pub(crate) fn without_matrices(&self) -> Self {
+        Self {
+            embedding: Arc::clone(&self.embedding),
+            layers: self.layers.iter().map(LayerTensors::without_matrices).collect(),
+            norm: self.norm.clone(),
+            head: self.head.as_ref().map(|_| Buf::default()),
+            value: self.value.clone(),
+        }
+    }
+
     /// All buffers, in the order of [`TensorSpec::buffer`].
     pub(crate) fn bufs(&self) -> Vec<&Buf> {
-        std::iter::once(&self.embedding)
+        std::iter::once(&*self.embedding)
             .chain(self.layers.iter().flat_map(LayerTensors::bufs))
             .chain([&self.norm])
             .chain(&self.head)
@@ -164,7 +200,7 @@ impl TensorSet {
 
     /// As [`TensorSet::bufs`], mutable.
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
-        std::iter::once(&mut self.embedding)
+        std::iter::once(Arc::make_mut(&mut self.embedding))
             .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
             .chain([&mut self.norm])
             .chain(&mut self.head)

@@ -123,7 +123,9 @@ fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) {
     let (flop, threads) = (2 * rows * v * d, ctx.threads());
     let forward = rate(threads, flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
     let backward = rate(threads, 3 * flop, || {
-        head_backward(ctx, &mut dh, &mut dw, &h, rows, &w, &packed, &targets, &ones, &scores, &small, &small);
+        head_backward(
+            ctx, &mut dh, &mut dw, &h, rows, &w, &packed, &targets, &ones, &scores, &small, &small, None,
+        );
     });
     report(&format!("{rows} x {v} x {d}"), &[forward, backward]);
 }

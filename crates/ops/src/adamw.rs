@@ -47,7 +47,7 @@ pub fn adamw(ctx: &Ctx, w: &mut Buf, m: &mut Buf, v: &mut Buf, grad: &Buf, setti
 
 /// Factors common to all elements, computed in f64 and rounded once.
 #[derive(Clone, Copy)]
-struct Factors {
+pub(crate) struct Factors {
     keep: f32,
     one_minus_beta1: f32,
     beta2: f32,
@@ -59,7 +59,7 @@ struct Factors {
 }
 
 impl Factors {
-    fn new(s: &AdamW) -> Self {
+    pub(crate) fn new(s: &AdamW) -> Self {
         let correction1 = 1.0 - s.beta1.powf(s.step as f64);
         let correction2 = 1.0 - s.beta2.powf(s.step as f64);
         Self {
@@ -76,7 +76,7 @@ impl Factors {
 }
 
 dispatch! {
-    fn update(w: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], f: &Factors) = update_generic;
+    pub(crate) fn update(w: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], f: &Factors) = update_generic;
 }
 
 #[inline(always)]

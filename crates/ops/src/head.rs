@@ -14,10 +14,11 @@ use crate::gemm::{Left, Output, Product, Right, check};
 use crate::lanes::narrow;
 use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
-use crate::numbers::Typed;
+use crate::low_rank::{Addition, linear_add};
+use crate::numbers::{Numbers, Typed};
 use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
-use crate::{Buf, Ctx, Element, Matrix};
+use crate::{Buf, Ctx, Element, Matrix, Weight};
 
 /// Rows of a tile of logits: with [`BLOCK`] columns it takes an eighth of a megabyte.
 pub(crate) const TILE_ROWS: usize = 64;
@@ -49,31 +50,52 @@ pub struct HeadScores {
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
-pub fn head_logits<E: Element>(ctx: &Ctx, logits_rv: &mut Buf, h_rd: &Buf<E>, rows: usize, w: &Packed<E>) {
-    linear(ctx, logits_rv, h_rd, rows, w, None);
+pub fn head_logits<'w, E: Element>(
+    ctx: &Ctx,
+    logits_rv: &mut Buf,
+    h_rd: &Buf<E>,
+    rows: usize,
+    w: impl Into<Weight<'w, E>>,
+) {
+    let w = w.into();
+    w.check();
+    linear(ctx, logits_rv, h_rd, rows, w.packed, None);
+    if let Some(low_rank) = w.low_rank {
+        ctx.with_scratch_in(rows * low_rank.a.n(), |u: &mut Buf<E>| {
+            low_rank.inner(ctx, u, h_rd, rows);
+            linear_add(ctx, logits_rv, u, rows, low_rank.b);
+        });
+    }
 }
 
-/// Computes the logits of some rows and columns, starting at a panel boundary, into a tile of that shape.
-pub(crate) fn logits_tile<E: Element>(
-    ctx: &Ctx,
-    tile: &mut [f32],
-    h: &[E],
-    rows: Range<usize>,
-    w: &Packed<E>,
-    columns: Range<usize>,
-) {
-    let d = w.k();
-    let product = Product {
-        m: rows.len(),
-        n: columns.len(),
-        k: d,
-        group: E::GROUP,
-        a: Left { data: E::numbers(&h[rows.start * d..rows.end * d]), row: d, step: 1 },
-        b: Right::Panels(w.panels(columns.start / LANES)),
-        c_row: columns.len(),
-        output: Output::Store,
-    };
-    product.run_inline(ctx, f32::numbers_mut(tile));
+/// Hidden states and the head that they are multiplied with.
+pub(crate) struct HeadInput<'a, E: Element> {
+    /// `[rows, d]`
+    pub(crate) h: &'a [E],
+    pub(crate) w: &'a Packed<E>,
+    /// The low-rank addition to the head.
+    pub(crate) addition: Option<Addition<'a, E>>,
+}
+
+impl<E: Element> HeadInput<'_, E> {
+    /// Computes the logits of some rows and columns, starting at a panel boundary, into a tile of that shape.
+    pub(crate) fn tile(&self, ctx: &Ctx, tile: &mut [f32], rows: Range<usize>, columns: Range<usize>) {
+        let (d, panel, n) = (self.w.k(), columns.start / LANES, columns.len());
+        let product = Product {
+            m: rows.len(),
+            n,
+            k: d,
+            group: E::GROUP,
+            a: Left { data: E::numbers(&self.h[rows.start * d..rows.end * d]), row: d, step: 1 },
+            b: Right::Panels(self.w.panels(panel)),
+            c_row: n,
+            output: Output::Store,
+        };
+        product.run_inline(ctx, f32::numbers_mut(tile));
+        if let Some(addition) = &self.addition {
+            addition.add(ctx, tile, rows, panel, n, n);
+        }
+    }
 }
 
 /// Columns of block `b` of `v`.
@@ -81,21 +103,21 @@ pub(crate) fn block_columns(b: usize, v: usize) -> Range<usize> {
     b * BLOCK..v.min((b + 1) * BLOCK)
 }
 
-fn check_targets<E: Element>(rows: usize, w: &Packed<E>, k: usize, targets: &[u32], inv_temperature: &[f32]) {
+fn check_targets(rows: usize, v: usize, k: usize, targets: &[u32], inv_temperature: &[f32]) {
     assert!(targets.len() == rows * k, "{} targets for {rows} rows of {k}", targets.len());
     assert!(inv_temperature.len() == rows, "{} temperatures for {rows} rows", inv_temperature.len());
-    assert!(targets.iter().all(|&t| (t as usize) < w.n()), "a target is not in the vocabulary of {}", w.n());
+    assert!(targets.iter().all(|&t| (t as usize) < v), "a target is not in the vocabulary of {v}");
 }
 
 /// Log-probability of each row's target, and the row's entropy and log-sum-exp, at the row's temperature.
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
-pub fn head_forward<E: Element>(
+pub fn head_forward<'w, E: Element>(
     ctx: &Ctx,
     h_td: &Buf<E>,
     rows: usize,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     targets: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
@@ -107,18 +129,36 @@ pub fn head_forward<E: Element>(
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a candidate is not below the vocabulary size.
-pub fn head_candidates<E: Element>(
+pub fn head_candidates<'w, E: Element>(
     ctx: &Ctx,
     h_td: &Buf<E>,
     rows: usize,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     k: usize,
     candidates: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
+    let w = w.into();
+    w.check();
     check("h_td", h_td, rows * w.k());
-    check_targets(rows, w, k, candidates, inv_temperature);
-    let (h, blocks, tiles) = (h_td.as_slice(), w.n().div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
+    check_targets(rows, w.n(), k, candidates, inv_temperature);
+    w.with_product(ctx, h_td, rows, |addition| {
+        let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition };
+        scores(ctx, &input, rows, k, candidates, inv_temperature)
+    })
+}
+
+/// Scores of k candidates per row.
+fn scores<E: Element>(
+    ctx: &Ctx,
+    input: &HeadInput<'_, E>,
+    rows: usize,
+    k: usize,
+    candidates: &[u32],
+    inv_temperature: &[f32],
+) -> HeadScores {
+    let v = input.w.n();
+    let (blocks, tiles) = (v.div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
     let mut stats = vec![Block::default(); rows * blocks];
     let mut candidate_logits = vec![0.0; rows * k];
     {
@@ -128,9 +168,9 @@ pub fn head_candidates<E: Element>(
         ctx.parallel_for(tiles * blocks, |i| {
             let (b, tile) = (i / tiles, i % tiles);
             let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
-            let columns = block_columns(b, w.n());
+            let columns = block_columns(b, v);
             ctx.with_scratch((end - first) * columns.len(), |scratch| {
-                logits_tile(ctx, scratch.as_mut_slice(), h, first..end, w, columns.clone());
+                input.tile(ctx, scratch.as_mut_slice(), first..end, columns.clone());
                 for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns.len())) {
                     // SAFETY: a row and block belong to one piece.
                     let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
@@ -202,9 +242,21 @@ dispatch! {
     fn d_logits(logits: &mut [f32], row: RowGrad) = d_logits_generic;
 }
 
+/// Derivatives of a low-rank addition to the head.
+#[derive(Debug)]
+pub struct HeadLowRank<'a> {
+    /// `B` in rows, `[v, r]`, with the scale that the packed `A` has.
+    pub scaled_b: &'a Buf,
+    /// With respect to `h·Aᵀ`, `[rows, r]`; overwritten.
+    pub du_tr: &'a mut Buf,
+    /// With respect to `B`, `[v, r]`; accumulated, rows ascending.
+    pub db_vr: &'a mut Buf,
+}
+
 /// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
 /// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). The logits are recomputed. `scores` is the result
-/// of `head_forward`, `w` the packed form of `w_vd`.
+/// of `head_forward`, `w` the packed form of `w_vd`. A low-rank addition to `w` needs `low_rank`; the part of `dh_td` that comes
+/// through it, `du · A`, is not added.
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
@@ -215,77 +267,51 @@ pub fn head_backward<'w, E: Element>(
     h_td: &Buf<E>,
     rows: usize,
     w_vd: impl Into<Matrix<'w>>,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     targets: &[u32],
     inv_temperature: &[f32],
     scores: &HeadScores,
     d_logprob: &[f32],
     d_entropy: &[f32],
+    low_rank: Option<HeadLowRank<'_>>,
 ) {
+    let w = w.into();
+    w.check();
     let (v, d) = (w.n(), w.k());
     check("dh_td", dh_td, rows * d);
-    let (mut dw_vd, w_vd) = (dw_vd.into(), w_vd.into());
+    let (dw_vd, w_vd) = (dw_vd.into(), w_vd.into());
     if let Some(dw) = &dw_vd {
         check("dw_vd", dw, v * d);
     }
     check("h_td", h_td, rows * d);
     w_vd.check("w_vd", v * d);
-    check_targets(rows, w, 1, targets, inv_temperature);
+    check_targets(rows, v, 1, targets, inv_temperature);
     let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
     assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
-
-    let of = Backward { h: h_td.as_slice(), w_vd, w, targets, inv_temperature, scores, d_logprob, d_entropy };
-    let dh = Disjoint::new(dh_td.as_mut_slice());
-    let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
-    ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
-        // Rows ascend in the outer loop, so that each element of dw is one chain over them; columns ascend in the inner
-        // loop, for dh.
-        for first in (0..rows).step_by(chunk) {
-            let count = chunk.min(rows - first);
-            for b in 0..v.div_ceil(BLOCK) {
-                let columns = block_columns(b, v);
-                let pieces = count
-                    .div_ceil(ROWS_BACKWARD)
-                    .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
-                let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * columns.len()]);
-                ctx.parallel_for(pieces, |i| {
-                    let part = count * i / pieces..count * (i + 1) / pieces;
-                    let rows = first + part.start..first + part.end;
-                    // SAFETY: a row belongs to one piece.
-                    let (part, dh) = unsafe {
-                        (
-                            parts.slice(part.start * columns.len()..part.end * columns.len()),
-                            dh.slice(rows.start * d..rows.end * d),
-                        )
-                    };
-                    of.rows(ctx, part, dh, rows, b);
-                });
-                let Some(dw) = dw_vd.as_deref_mut() else { continue };
-                let by_w = Product {
-                    m: columns.len(),
-                    n: d,
-                    k: count,
-                    group: E::GROUP,
-                    a: Left {
-                        data: E::numbers(&d_logits.as_slice()[..count * columns.len()]),
-                        row: 1,
-                        step: columns.len(),
-                    },
-                    b: Right::Rows { data: E::numbers(&of.h[first * d..][..count * d]), width: d },
-                    c_row: d,
-                    output: Output::Chain,
-                };
-                by_w.run(ctx, f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]));
-            }
-        }
+    let r = w.low_rank.map_or(0, |low_rank| low_rank.a.n());
+    assert!(low_rank.is_some() == (r > 0), "derivatives for an addition of rank {r}");
+    if let Some(HeadLowRank { scaled_b, du_tr, db_vr }) = &low_rank {
+        check("scaled_b", scaled_b, v * r);
+        check("du_tr", du_tr, rows * r);
+        check("db_vr", db_vr, v * r);
+    }
+    w.with_product(ctx, h_td, rows, |addition| {
+        let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition };
+        let scaled_b = low_rank.as_ref().map_or(&[][..], |low_rank| low_rank.scaled_b.as_slice());
+        let of = Backward { input, w_vd, scaled_b, targets, inv_temperature, scores, d_logprob, d_entropy };
+        let (du, db) = low_rank.map_or((&mut [][..], None), |low_rank| {
+            (low_rank.du_tr.as_mut_slice(), Some(low_rank.db_vr.as_mut_slice()))
+        });
+        of.run(ctx, [dh_td.as_mut_slice(), du], [dw_vd.map(Buf::as_mut_slice), db], rows);
     });
 }
 
 /// Inputs of the backward pass.
 struct Backward<'a, E: Element> {
-    h: &'a [E],
+    input: HeadInput<'a, E>,
     w_vd: Matrix<'a>,
-    w: &'a Packed<E>,
+    /// `[v, r]`
+    scaled_b: &'a [f32],
     targets: &'a [u32],
     inv_temperature: &'a [f32],
     scores: &'a HeadScores,
@@ -294,31 +320,105 @@ struct Backward<'a, E: Element> {
 }
 
 impl<E: Element> Backward<'_, E> {
+    fn rank(&self) -> usize {
+        self.input.addition.as_ref().map_or(0, Addition::rank)
+    }
+
+    /// Computes the derivatives with respect to `h` and `u`, and adds those with respect to `W` and `B`.
+    fn run(
+        &self,
+        ctx: &Ctx,
+        [dh, du]: [&mut [f32]; 2],
+        [mut dw, mut db]: [Option<&mut [f32]>; 2],
+        rows: usize,
+    ) {
+        let (v, d, r) = (self.input.w.n(), self.input.w.k(), self.rank());
+        let (dh, du) = (Disjoint::new(dh), Disjoint::new(du));
+        let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
+        ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
+            // Rows ascend in the outer loop, so that each element of dw is one chain over them; columns ascend in the
+            // inner loop, for dh.
+            for first in (0..rows).step_by(chunk) {
+                let count = chunk.min(rows - first);
+                for b in 0..v.div_ceil(BLOCK) {
+                    let columns = block_columns(b, v);
+                    let width = columns.len();
+                    let pieces = count
+                        .div_ceil(ROWS_BACKWARD)
+                        .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
+                    let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * width]);
+                    ctx.parallel_for(pieces, |i| {
+                        let part = count * i / pieces..count * (i + 1) / pieces;
+                        let rows = first + part.start..first + part.end;
+                        // SAFETY: a row belongs to one piece.
+                        let (part, dh, du) = unsafe {
+                            (
+                                parts.slice(part.start * width..part.end * width),
+                                dh.slice(rows.start * d..rows.end * d),
+                                du.slice(rows.start * r..rows.end * r),
+                            )
+                        };
+                        self.rows(ctx, part, [dh, du], rows, b);
+                    });
+                    let d_logits = &d_logits.as_slice()[..count * width];
+                    if let Some(dw) = dw.as_deref_mut() {
+                        let h = E::numbers(&self.input.h[first * d..][..count * d]);
+                        add_by_weight(
+                            ctx,
+                            &mut dw[columns.start * d..columns.end * d],
+                            d_logits,
+                            h,
+                            count,
+                            d,
+                        );
+                    }
+                    if let Some((db, addition)) = db.as_deref_mut().zip(self.input.addition.as_ref()) {
+                        let u = E::numbers(addition.u(first..first + count));
+                        add_by_weight(
+                            ctx,
+                            &mut db[columns.start * r..columns.end * r],
+                            d_logits,
+                            u,
+                            count,
+                            r,
+                        );
+                    }
+                }
+            }
+        });
+    }
+
     /// Computes the derivatives with respect to the logits of some rows and the columns of block `b`, rounded, and adds
-    /// their contribution to `dh`, which block 0 initialises.
-    fn rows(&self, ctx: &Ctx, d_logits: &mut [E], dh: &mut [f32], rows: Range<usize>, b: usize) {
-        let d = self.w.k();
-        let columns = block_columns(b, self.w.n());
+    /// their contribution to `dh` and `du`, which block 0 initialises.
+    fn rows(&self, ctx: &Ctx, d_logits: &mut [E], [dh, du]: [&mut [f32]; 2], rows: Range<usize>, b: usize) {
+        let (d, r) = (self.input.w.k(), self.rank());
+        let columns = block_columns(b, self.input.w.n());
         let width = columns.len();
         ctx.with_scratch(rows.len() * width, |logits| {
-            logits_tile(ctx, logits.as_mut_slice(), self.h, rows.clone(), self.w, columns.clone());
+            self.input.tile(ctx, logits.as_mut_slice(), rows.clone(), columns.clone());
             let lines = logits.as_mut_slice().chunks_exact_mut(width).zip(d_logits.chunks_exact_mut(width));
             for (t, (line, to)) in rows.clone().zip(lines) {
                 self.d_logits(ctx, line, t, b);
                 narrow(ctx.level(), to, line);
             }
         });
-        let by_h = Product {
-            m: rows.len(),
-            n: d,
-            k: width,
-            group: E::GROUP,
-            a: Left { data: E::numbers(d_logits), row: width, step: 1 },
-            b: Right::Rows { data: self.w_vd.part(columns.start * d..columns.end * d), width: d },
-            c_row: d,
-            output: if b == 0 { Output::Store } else { Output::Chain },
+        let add = |to: &mut [f32], table: Numbers<'_>, n: usize| {
+            let product = Product {
+                m: rows.len(),
+                n,
+                k: width,
+                group: E::GROUP,
+                a: Left { data: E::numbers(d_logits), row: width, step: 1 },
+                b: Right::Rows { data: table, width: n },
+                c_row: n,
+                output: if b == 0 { Output::Store } else { Output::Chain },
+            };
+            product.run_inline(ctx, f32::numbers_mut(to));
         };
-        by_h.run_inline(ctx, f32::numbers_mut(dh));
+        add(dh, self.w_vd.part(columns.start * d..columns.end * d), d);
+        if r > 0 {
+            add(du, Numbers::F32(&self.scaled_b[columns.start * r..columns.end * r]), r);
+        }
     }
 
     /// Computes the derivatives with respect to one row's logits of block `b`, written over them.
@@ -336,4 +436,27 @@ impl<E: Element> Backward<'_, E> {
             *x = row.d_logprob.mul_add(row.inv_temperature, *x);
         }
     }
+}
+
+/// `to += d_logitsᵀ · x` over `count` rows, ascending; `x` is `[count, n]`.
+fn add_by_weight<E: Element>(
+    ctx: &Ctx,
+    to: &mut [f32],
+    d_logits: &[E],
+    x: Numbers<'_>,
+    count: usize,
+    n: usize,
+) {
+    let width = d_logits.len() / count;
+    let product = Product {
+        m: width,
+        n,
+        k: count,
+        group: E::GROUP,
+        a: Left { data: E::numbers(d_logits), row: 1, step: width },
+        b: Right::Rows { data: x, width: n },
+        c_row: n,
+        output: Output::Chain,
+    };
+    product.run(ctx, f32::numbers_mut(to));
 }

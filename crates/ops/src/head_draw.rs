@@ -10,11 +10,10 @@ use std::ops::Range;
 use crate::disjoint::Disjoint;
 use crate::draw::{BlockSummary, Draw, DrawScratch, Pick, copy_group, draw};
 use crate::gemm::{check, is_small, piece};
-use crate::head::{TILE_ROWS, block_columns, logits_tile};
+use crate::head::{HeadInput, TILE_ROWS, block_columns};
 use crate::logsumexp::BLOCK;
-use crate::pack::Packed;
 use crate::simd::LANES;
-use crate::{Buf, Ctx, Element};
+use crate::{Buf, Ctx, Element, Weight};
 
 /// Pieces per thread, to balance threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
@@ -81,28 +80,38 @@ impl HeadOutput {
 ///
 /// # Panics
 /// If `h_rd` does not have the size of its shape.
-pub fn head_draw<E: Element>(
+pub fn head_draw<'w, E: Element>(
     ctx: &Ctx,
     out: &mut HeadOutput,
     h_rd: &Buf<E>,
-    w: &Packed<E>,
+    w: impl Into<Weight<'w, E>>,
     requests: &[HeadRequest],
 ) {
+    let w = w.into();
+    w.check();
     let (rows, v) = (requests.len(), w.n());
     check("h_rd", h_rd, rows * w.k());
     out.reset(requests, v);
-    let blocks = v.div_ceil(BLOCK);
-    if rows * blocks == 0 {
+    if rows * v == 0 {
         return;
     }
+    w.with_product(ctx, h_rd, rows, |addition| {
+        let input = HeadInput { h: h_rd.as_slice(), w: w.packed, addition };
+        serve(ctx, out, &input, requests);
+    });
+}
+
+/// Serves the requests of all rows.
+fn serve<E: Element>(ctx: &Ctx, out: &mut HeadOutput, input: &HeadInput<'_, E>, requests: &[HeadRequest]) {
+    let (rows, v) = (requests.len(), input.w.n());
+    let blocks = v.div_ceil(BLOCK);
     if out.summaries.len() < rows * blocks {
         out.summaries.resize(rows * blocks, BlockSummary::default());
     }
     let starts: Vec<usize> = out.results.iter().map(HeadResult::start).collect();
     let call = Call {
         ctx,
-        h: h_rd.as_slice(),
-        w,
+        input,
         requests,
         starts: &starts,
         blocks,
@@ -110,7 +119,7 @@ pub fn head_draw<E: Element>(
         logits: Disjoint::new(out.logits.as_mut_slice()),
         summaries: Disjoint::new(&mut out.summaries),
     };
-    let threads = if is_small(rows, v, w.k(), E::GROUP) { 1 } else { ctx.threads() };
+    let threads = if is_small(rows, v, input.w.k(), E::GROUP) { 1 } else { ctx.threads() };
     let each = |pieces: usize, run: &(dyn Fn(usize) + Sync)| match threads {
         1 => (0..pieces).for_each(run),
         _ => ctx.parallel_for(pieces, run),
@@ -136,8 +145,7 @@ fn tiles(rows: usize, blocks: usize, threads: usize) -> usize {
 /// State of one call, shared by its pieces.
 struct Call<'a, E: Element> {
     ctx: &'a Ctx,
-    h: &'a [E],
-    w: &'a Packed<E>,
+    input: &'a HeadInput<'a, E>,
     requests: &'a [HeadRequest],
     /// Start of each row's logits.
     starts: &'a [usize],
@@ -153,10 +161,10 @@ impl<E: Element> Call<'_, E> {
     /// # Safety
     /// No other thread may process one of these rows with this block; or, if there is only one block, with any.
     unsafe fn read(&self, rows: Range<usize>, b: usize) {
-        let columns = block_columns(b, self.w.n());
+        let columns = block_columns(b, self.input.w.n());
         let mut scratch = DrawScratch::default();
         self.ctx.with_scratch(rows.len() * columns.len(), |tile| {
-            logits_tile(self.ctx, tile.as_mut_slice(), self.h, rows.clone(), self.w, columns.clone());
+            self.input.tile(self.ctx, tile.as_mut_slice(), rows.clone(), columns.clone());
             for (t, logits) in rows.zip(tile.as_slice().chunks_exact(columns.len())) {
                 let settings = match self.requests[t] {
                     HeadRequest::Token(settings) => settings,
@@ -192,9 +200,9 @@ impl<E: Element> Call<'_, E> {
             // SAFETY: the caller guarantees the row.
             let summaries = unsafe { self.summaries.slice(t * self.blocks..(t + 1) * self.blocks) };
             let logits_of = |group: usize, out: &mut [f32; LANES]| {
-                let columns = group * LANES..self.w.n().min((group + 1) * LANES);
+                let columns = group * LANES..self.input.w.n().min((group + 1) * LANES);
                 let count = columns.len();
-                logits_tile(self.ctx, &mut out[..count], self.h, t..t + 1, self.w, columns);
+                self.input.tile(self.ctx, &mut out[..count], t..t + 1, columns);
                 count
             };
             let pick = draw(self.ctx.level(), summaries, settings, &mut scratch, logits_of);

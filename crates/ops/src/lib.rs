@@ -38,6 +38,7 @@
 
 mod activation;
 mod adamw;
+mod adamw_int8;
 mod attention;
 mod buf;
 mod cache;
@@ -46,6 +47,7 @@ mod convert;
 mod ctx;
 mod disjoint;
 mod draw;
+mod dropout;
 mod element;
 mod embedding;
 mod error;
@@ -82,6 +84,7 @@ mod simd_neon;
 mod simd_x86;
 
 pub use adamw::{AdamW, adamw};
+pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
 pub use buf::Buf;
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
@@ -90,11 +93,12 @@ pub use convert::{
 };
 pub use ctx::Ctx;
 pub use draw::{Draw, Pick, RowDraw};
+pub use dropout::Dropout;
 pub use element::Element;
 pub use embedding::{add_rows, embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
 pub use half::bf16 as Bf16;
-pub use head::{HeadScores, head_backward, head_candidates, head_forward, head_logits};
+pub use head::{HeadLowRank, HeadScores, head_backward, head_candidates, head_forward, head_logits};
 pub use head_draw::{HeadOutput, HeadRequest, HeadResult, head_draw};
 pub use isa::{Isa, Order};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual};
@@ -103,6 +107,7 @@ pub use linear_swiglu::{linear_backward_swiglu, linear_swiglu};
 pub use logsumexp::{RowScores, row_scores};
 pub use low_rank::{
     Columns, LowRank, LowRankInput, Weight, WeightRows, low_rank_backward_b, low_rank_backward_u,
+    low_rank_backward_x,
 };
 pub use matrix::{Matrix, is_bf16, round_to_bf16};
 pub use norm::{Norm, rms_norm, rms_norm_backward};

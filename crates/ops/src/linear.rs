@@ -2,7 +2,7 @@
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
-use crate::low_rank::{LowRank, linear_add};
+use crate::low_rank::linear_add;
 use crate::numbers::Typed;
 use crate::pack::Packed;
 use crate::simd::{LANES, Simd, dispatch};
@@ -69,10 +69,10 @@ pub fn linear_residual<'w, E: Element>(
         check("bias_n", bias, w.n());
     }
     forward(ctx, y_tn, x_tk, rows, w.packed, Output::Residual(from_tn.as_slice(), bias_n.map(Buf::as_slice)));
-    if let Some(LowRank { a, b }) = w.low_rank {
-        ctx.with_scratch_in(rows * a.n(), |u: &mut Buf<E>| {
-            linear(ctx, u, x_tk, rows, a, None);
-            linear_add(ctx, y_tn, u, rows, b);
+    if let Some(low_rank) = w.low_rank {
+        ctx.with_scratch_in(rows * low_rank.a.n(), |u: &mut Buf<E>| {
+            low_rank.inner(ctx, u, x_tk, rows);
+            linear_add(ctx, y_tn, u, rows, low_rank.b);
         });
     }
 }

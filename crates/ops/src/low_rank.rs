@@ -6,7 +6,9 @@
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
+use crate::dropout::Dropout;
 use crate::gemm::{Left, Output, Product, Right, check, is_small};
+use crate::linear::{linear, linear_backward_input};
 use crate::norm::Norm;
 use crate::numbers::{Numbers, Typed};
 use crate::pack::Packed;
@@ -23,6 +25,21 @@ pub struct LowRank<'a, E: Element> {
     pub a: &'a Packed<E>,
     /// `B`, `[n, r]`.
     pub b: &'a Packed<E>,
+    /// Mask of the input of `A`, in training.
+    pub dropout: Option<Dropout<'a>>,
+}
+
+impl<E: Element> LowRank<'_, E> {
+    /// `u = x·Aᵀ`.
+    pub(crate) fn inner(&self, ctx: &Ctx, u: &mut Buf<E>, x_tk: &Buf<E>, rows: usize) {
+        let Some(dropout) = &self.dropout else { return linear(ctx, u, x_tk, rows, self.a, None) };
+        let k = self.a.k();
+        ctx.with_scratch_in(rows * k, |masked: &mut Buf<E>| {
+            masked.as_mut_slice().copy_from_slice(&x_tk.as_slice()[..rows * k]);
+            dropout.mask_all(ctx, masked, k);
+            linear(ctx, u, masked, rows, self.a, None);
+        });
+    }
 }
 
 /// A packed weight, and the low-rank addition to it, if any.
@@ -51,7 +68,7 @@ impl<E: Element> Weight<'_, E> {
 
     /// Panics unless the factors fit the weight.
     pub(crate) fn check(&self) {
-        if let Some(LowRank { a, b }) = self.low_rank {
+        if let Some(LowRank { a, b, .. }) = self.low_rank {
             assert!(
                 a.k() == self.k() && b.n() == self.n() && a.n() == b.k(),
                 "A is [{}, {}] and B is [{}, {}] for a weight [{}, {}]",
@@ -74,10 +91,25 @@ impl<E: Element> Weight<'_, E> {
         rows: usize,
         f: impl FnOnce(Option<Addition<'_, E>>) -> R,
     ) -> R {
-        let Some(LowRank { a, b }) = self.low_rank else { return f(None) };
+        let Some(LowRank { a, b, dropout }) = self.low_rank else { return f(None) };
         ctx.with_scratch_in(rows * a.n(), |u: &mut Buf<E>| {
-            norm_linear(ctx, u, x_td, norm, rows, a);
+            norm_linear(ctx, u, x_td, norm, rows, a, dropout);
             f(Some(Addition { u, b }))
+        })
+    }
+
+    /// As [`with_normed`](Self::with_normed), for `u = x·Aᵀ`.
+    pub(crate) fn with_product<R>(
+        &self,
+        ctx: &Ctx,
+        x_tk: &Buf<E>,
+        rows: usize,
+        f: impl FnOnce(Option<Addition<'_, E>>) -> R,
+    ) -> R {
+        let Some(low_rank) = self.low_rank else { return f(None) };
+        ctx.with_scratch_in(rows * low_rank.a.n(), |u: &mut Buf<E>| {
+            low_rank.inner(ctx, u, x_tk, rows);
+            f(Some(Addition { u, b: low_rank.b }))
         })
     }
 }
@@ -90,6 +122,16 @@ pub(crate) struct Addition<'a, E: Element> {
 }
 
 impl<E: Element> Addition<'_, E> {
+    /// Rows of `A`.
+    pub(crate) fn rank(&self) -> usize {
+        self.b.k()
+    }
+
+    /// `u` of some rows.
+    pub(crate) fn u(&self, rows: Range<usize>) -> &[E] {
+        &self.u.as_slice()[rows.start * self.rank()..rows.end * self.rank()]
+    }
+
     /// Adds to `n` columns of some rows from panel `panel` on; rows of `c` are `c_row` apart.
     pub(crate) fn add(
         &self,
@@ -100,13 +142,13 @@ impl<E: Element> Addition<'_, E> {
         n: usize,
         c_row: usize,
     ) {
-        let r = self.b.k();
+        let r = self.rank();
         let product = Product {
             m: rows.len(),
             n,
             k: r,
             group: E::GROUP,
-            a: Left { data: E::numbers(&self.u.as_slice()[rows.start * r..rows.end * r]), row: r, step: 1 },
+            a: Left { data: E::numbers(self.u(rows)), row: r, step: 1 },
             b: Right::Panels(self.b.panels(panel)),
             c_row,
             output: Output::Chain,
@@ -116,7 +158,7 @@ impl<E: Element> Addition<'_, E> {
 }
 
 /// `y_tn = rms_norm(x_td) · Wᵀ`, bitwise identical to [`rms_norm`](crate::rms_norm) followed by
-/// [`linear`](crate::linear).
+/// [`linear`](crate::linear), of the masked norm if there is a mask.
 fn norm_linear<E: Element>(
     ctx: &Ctx,
     y_tn: &mut Buf<E>,
@@ -124,6 +166,7 @@ fn norm_linear<E: Element>(
     norm: Norm<'_>,
     rows: usize,
     w: &Packed<E>,
+    dropout: Option<Dropout<'_>>,
 ) {
     let (n, d) = (w.n(), w.k());
     let y = Disjoint::new(y_tn.as_mut_slice());
@@ -132,6 +175,9 @@ fn norm_linear<E: Element>(
     for_blocks(ctx, small, (rows, ROWS), (1, 1), |rows, _| {
         ctx.with_scratch_in(rows.len() * d, |normed: &mut Buf<E>| {
             norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
+            if let Some(dropout) = &dropout {
+                dropout.mask(normed.as_mut_slice(), rows.clone(), 0..d);
+            }
             // SAFETY: rows belong to one block.
             let y = unsafe { y.slice(rows.start * n..rows.end * n) };
             let product = Product {
@@ -219,6 +265,28 @@ pub fn low_rank_backward_b<E: Element, A: Element>(
         .run(ctx, f32::numbers_mut(db));
 }
 
+/// `dx_tk += du_tr · A`, with the sum starting from `dx_tk`; with a mask, the masked product is added.
+///
+/// # Panics
+/// If a buffer does not have the size of its shape.
+pub fn low_rank_backward_x<E: Element>(
+    ctx: &Ctx,
+    dx_tk: &mut Buf,
+    LowRankInput { du, a, dropout }: LowRankInput<'_>,
+    [rows, k, r]: [usize; 3],
+) {
+    let Some(dropout) = dropout else {
+        return linear_backward_input::<E, f32, f32>(ctx, dx_tk, du, rows, a, r, k, true);
+    };
+    ctx.with_scratch(rows * k, |part| {
+        linear_backward_input::<E, f32, f32>(ctx, part, du, rows, a, r, k, false);
+        dropout.mask_all(ctx, part, k);
+        for (dx, part) in dx_tk.as_mut_slice().iter_mut().zip(part.as_slice()) {
+            *dx += part;
+        }
+    });
+}
+
 impl Columns {
     /// Numbers of columns of the projection and of `u`.
     fn check(&self, n: usize, r: usize) -> (usize, usize) {
@@ -235,6 +303,8 @@ pub struct LowRankInput<'a> {
     pub du: &'a Buf,
     /// `[r, k]`
     pub a: &'a Buf,
+    /// Mask of the input of `A`.
+    pub dropout: Option<Dropout<'a>>,
 }
 
 /// A weight in rows for the backward pass, and the low-rank addition to it, if any.
@@ -271,7 +341,7 @@ impl LowRankInput<'_> {
         k: usize,
     ) {
         let r = self.a.len() / k;
-        let product = Product {
+        let product = |output| Product {
             m: rows.len(),
             n: cols.len(),
             k: r,
@@ -283,8 +353,17 @@ impl LowRankInput<'_> {
             },
             b: Right::Rows { data: Numbers::F32(&self.a.as_slice()[cols.start..]), width: k },
             c_row: cols.len(),
-            output: Output::Chain,
+            output,
         };
-        product.run_inline(ctx, f32::numbers_mut(dx));
+        let Some(dropout) = &self.dropout else {
+            return product(Output::Chain).run_inline(ctx, f32::numbers_mut(dx));
+        };
+        ctx.with_scratch(rows.len() * cols.len(), |part| {
+            product(Output::Store).run_inline(ctx, f32::numbers_mut(part.as_mut_slice()));
+            dropout.mask(part.as_mut_slice(), rows.clone(), cols.clone());
+            for (dx, part) in dx.iter_mut().zip(part.as_slice()) {
+                *dx += part;
+            }
+        });
     }
 }

@@ -83,6 +83,21 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
     });
 }
 
+impl<E: Element> Packed<E> {
+    /// The weight in rows, `[n, k]`.
+    pub fn rows(&self) -> Buf {
+        let (n, k, group) = (self.n, self.k, E::GROUP);
+        let mut rows = Buf::zeros(n * k);
+        for (row, to) in rows.as_mut_slice().chunks_exact_mut(k.max(1)).enumerate() {
+            let panel = &self.panels.as_slice()[row / LANES * self.panel()..][row % LANES * group..];
+            for (i, to) in to.iter_mut().enumerate() {
+                *to = panel[i / group * LANES * group + i % group].widen();
+            }
+        }
+        rows
+    }
+}
+
 /// Packs up to 16 rows of `k` elements into a panel.
 #[inline(always)]
 fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize) {

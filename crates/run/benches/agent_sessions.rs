@@ -137,7 +137,7 @@ fn main() {
         assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), Some(tokenizer.clone()));
     let engine = Arc::new(engine.unwrap());
     let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let weights = assembly::publish(&Arc::new(Model::init(&config, 0)), PolicyVersion(0));
+    let weights = assembly::publish(&ctx, &Model::init(&config, 0), PolicyVersion(0));
     driver.block_on(engine.load(&weights, OnUpdate::Finish)).unwrap();
 
     let model = ServedModel {

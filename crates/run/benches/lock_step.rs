@@ -268,7 +268,7 @@ fn main() {
     let engine =
         Arc::new(assembly::rollout_engine(&config, &ctx, &RolloutSettings::default(), None).unwrap());
     let driver = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let weights = assembly::publish(&Arc::new(Model::init(&config, 0)), PolicyVersion(0));
+    let weights = assembly::publish(&ctx, &Model::init(&config, 0), PolicyVersion(0));
     println!(
         "{batches} batches of {GROUPS} groups of {EPISODES} episodes, one group in {ONE_IN} long; {} threads",
         ctx.threads()

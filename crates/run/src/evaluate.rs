@@ -42,7 +42,7 @@ pub fn evaluate(
     let bounded = Arc::new(BoundedEngine::new(Arc::clone(&engine)));
     let evaluator = inputs.evaluator(0, eval, &bounded, &policies, &rows)?;
     runtime::block_on(async {
-        let weights = assembly::publish(&model, PolicyVersion(0));
+        let weights = assembly::publish(ctx, &model, PolicyVersion(0));
         engine.load(&weights, OnUpdate::Finish).await?;
         let total = evaluator.completions();
         let mut run = std::pin::pin!(evaluator.run(shown));

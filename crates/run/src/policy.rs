@@ -1,7 +1,7 @@
 //! Policies in model folders.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rloom_config::{Config, ModelSource};
 use rloom_hub::{Hub, HubOptions};
@@ -35,34 +35,88 @@ pub struct Policy {
 enum Weights {
     /// A model that was initialised in this process.
     Memory(Arc<Model>),
-    /// A folder, and the model once it has been read.
-    Folder { path: PathBuf, dtype: Dtype, model: OnceLock<Arc<Model>> },
+    /// A folder that is read when its weights are needed.
+    Folder {
+        path: PathBuf,
+        dtype: Dtype,
+        reading: Reading,
+        cached: Arc<Mutex<Cached>>,
+        /// Architecture, if the weights have been read.
+        shape: Option<Box<ModelConfig>>,
+    },
+}
+
+/// Form in which the weights of a folder are read.
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    /// All in f32, to be trained.
+    Trained,
+    /// With bf16, the matrices in bf16 alone.
+    Frozen,
+}
+
+impl Reading {
+    fn read(self, folder: &Path, dtype: Dtype) -> Result<Model, LoadError> {
+        match self {
+            Self::Trained => Ok(Model::load(folder)?.with_dtype(dtype)),
+            Self::Frozen => Model::load_frozen(folder, dtype),
+        }
+    }
+}
+
+/// The model of a folder. It belongs to its users: once they have dropped or changed it, its memory is free.
+#[derive(Debug)]
+enum Cached {
+    /// Read, and not used yet.
+    Unused(Arc<Model>),
+    Used(Weak<Model>),
+}
+
+impl Cached {
+    /// The model, if it is in memory.
+    fn take(&mut self) -> Option<Arc<Model>> {
+        let model = match self {
+            Self::Unused(model) => Arc::clone(model),
+            Self::Used(model) => model.upgrade()?,
+        };
+        *self = Self::Used(Arc::downgrade(&model));
+        Some(model)
+    }
 }
 
 impl Policy {
     /// Opens a Hugging Face folder and reads its weights; computes in `dtype`.
     pub fn open(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
-        Self::of_folder(folder, dtype, Model::load(folder)?.with_dtype(dtype))
+        Self::read(folder, dtype, Reading::Trained)
     }
 
     /// As [`open`](Self::open), for weights that are not trained: with bf16 they are never in memory as f32.
     pub fn open_frozen(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
-        Self::of_folder(folder, dtype, Model::load_frozen(folder, dtype)?)
+        Self::read(folder, dtype, Reading::Frozen)
     }
 
-    fn of_folder(folder: &Path, dtype: Dtype, model: Model) -> Result<Self, RunError> {
+    fn read(folder: &Path, dtype: Dtype, reading: Reading) -> Result<Self, RunError> {
+        let model = reading.read(folder, dtype)?;
         let tokenizer = Tokenizer::load(folder)?;
         let generation = GenerationConfig::load(folder, model.config())?;
         let policy = Self::in_memory(model, tokenizer, generation);
-        let model = OnceLock::from(policy.model()?);
-        Ok(Self { weights: Weights::Folder { path: folder.to_owned(), dtype, model }, ..policy })
+        let cached = Arc::new(Mutex::new(Cached::Unused(policy.model()?)));
+        let shape = Some(Box::new(policy.shape()?));
+        let weights = Weights::Folder { path: folder.to_owned(), dtype, reading, cached, shape };
+        Ok(Self { weights, ..policy })
     }
 
     /// Opens a Hugging Face folder of any architecture. Its weights are read only if an engine of this process needs them.
     pub fn open_outside(folder: &Path, dtype: Dtype) -> Result<Self, RunError> {
         let ModelOutline { context, vocabulary, parameters, generation } = ModelOutline::load(folder)?;
         Ok(Self {
-            weights: Weights::Folder { path: folder.to_owned(), dtype, model: OnceLock::new() },
+            weights: Weights::Folder {
+                path: folder.to_owned(),
+                dtype,
+                reading: Reading::Trained,
+                cached: Arc::new(Mutex::new(Cached::Used(Weak::new()))),
+                shape: None,
+            },
             tokenizer: Arc::new(Tokenizer::load(folder)?),
             generation,
             context,
@@ -104,16 +158,18 @@ impl Policy {
         }
     }
 
-    /// The weights in memory. The first call reads those of a folder.
+    /// The weights in memory. Reads those of a folder unless they are already there.
     pub fn model(&self) -> Result<Arc<Model>, RunError> {
         match &self.weights {
             Weights::Memory(model) => Ok(Arc::clone(model)),
-            Weights::Folder { path, dtype, model } => {
-                if let Some(model) = model.get() {
-                    return Ok(Arc::clone(model));
+            Weights::Folder { path, dtype, reading, cached, .. } => {
+                let mut cached = cached.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(model) = cached.take() {
+                    return Ok(model);
                 }
-                let read = Model::load(path)?.with_dtype(*dtype);
-                Ok(Arc::clone(model.get_or_init(|| Arc::new(read))))
+                let model = Arc::new(reading.read(path, *dtype)?);
+                *cached = Cached::Used(Arc::downgrade(&model));
+                Ok(model)
             }
         }
     }
@@ -121,13 +177,14 @@ impl Policy {
     /// Architecture of the model, if an engine of this process can compute it.
     pub fn shape(&self) -> Result<ModelConfig, RunError> {
         match &self.weights {
-            Weights::Folder { path, dtype, model } if model.get().is_none() => {
+            Weights::Folder { shape: Some(shape), .. } => Ok((**shape).clone()),
+            Weights::Folder { path, dtype, .. } => {
                 let mut config =
                     ModelConfig::from_json_file(&path.join("config.json")).map_err(LoadError::from)?;
                 config.dtype = *dtype;
                 Ok(config)
             }
-            _ => Ok(self.model()?.config().clone()),
+            Weights::Memory(model) => Ok(model.config().clone()),
         }
     }
 

@@ -12,7 +12,7 @@ use rloom_collect::{
 use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
 use rloom_core::{Group, PolicyId, Ticket};
-use rloom_data::{Cursor, DataSettings, Dataset, Order, RowKind, Split};
+use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
 use rloom_engine::{ReferenceSettings, RolloutEngine, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, Solo, World};
 use rloom_function::Host;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rloom_model::{LoraConfig, Model};
 use rloom_store::checkpoint::{verify, write_folder};
 use rloom_store::disk;
 
@@ -205,6 +206,11 @@ impl Checkpoints {
         }
         std::fs::remove_dir_all(&removed).map_err(failed)?;
         Ok(true)
+    }
+
+    /// Shape of a checkpoint's adapter; `None` if it has all weights.
+    pub(crate) fn lora(&self, path: &CheckpointPath) -> Result<Option<LoraConfig>, Failed> {
+        Model::lora_of(&self.folder(path)).map_err(|error| Failed::server(error.to_string()))
     }
 
     /// True if there is such a checkpoint.

@@ -12,6 +12,13 @@ pub enum TrainApiError {
         /// Reason of the operating system.
         source: io::Error,
     },
+    /// The served model is itself an adapter.
+    #[error("the served model is an adapter, which cannot be the base of others")]
+    #[diagnostic(help("write base and adapter as one model: `rloom export RUN model --merge --out FOLDER`"))]
+    AdapterServed,
+    /// Adapters name the folder of their base.
+    #[error("adapters can only be trained over a model in a folder")]
+    NoFolder,
     /// The thread that trains cannot start.
     #[error("cannot start the training thread: {0}")]
     Thread(io::Error),

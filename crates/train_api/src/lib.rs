@@ -12,9 +12,11 @@
 //! * **Order.** A client numbers a model's requests. They are executed in that order, each once, whatever arrives first or twice.
 //! * **Losses** are those of `rloom-algo`, as sums over all tokens; log-probabilities of samples are bitwise identical to those that
 //!   training computes with the same weights.
+//! * **Weights.** Clients train adapters over one base, which is never copied; or, if the server is told so, all weights.
 //! * **Limits.** Sessions, models, samplers, results and the bytes that wait are bounded. A session whose client is silent ends, and
 //!   its models are freed.
 
+mod adapter;
 mod api;
 mod base;
 mod batch;
@@ -38,4 +40,4 @@ mod wire;
 pub use api::TrainApi;
 pub use base::BaseModel;
 pub use error::TrainApiError;
-pub use settings::TrainApiSettings;
+pub use settings::{TrainApiSettings, TrainedWeights};

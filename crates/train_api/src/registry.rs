@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rloom_model::Model;
+use rloom_model::{LoraConfig, Model};
 
 use crate::checkpoints::CheckpointPath;
 use crate::order::Order;
@@ -39,6 +39,8 @@ pub(crate) struct ModelEntry {
     /// Future of the request that created it.
     pub(crate) created: String,
     pub(crate) order: Order<Job>,
+    /// Shape of its adapter, once the model exists; `None` if all weights are trained.
+    pub(crate) lora: Option<LoraConfig>,
     /// False once it is unloaded: jobs that wait are not executed.
     pub(crate) is_alive: Arc<AtomicBool>,
 }
@@ -129,7 +131,7 @@ impl Registry {
 
     pub(crate) fn add_model(&mut self, id: String, session: String, created: String) {
         let is_alive = Arc::new(AtomicBool::new(true));
-        self.models.insert(id, ModelEntry { session, created, order: Order::new(1), is_alive });
+        self.models.insert(id, ModelEntry { session, created, order: Order::new(1), lora: None, is_alive });
     }
 
     /// A model, after noting a sign of life of its session.
@@ -142,6 +144,13 @@ impl Registry {
             session.seen = now;
         }
         Ok(entry)
+    }
+
+    /// Notes the adapter of a model.
+    pub(crate) fn set_lora(&mut self, id: &str, lora: Option<&LoraConfig>) {
+        if let Some(entry) = self.models.get_mut(id) {
+            entry.lora = lora.cloned();
+        }
     }
 
     /// The session of a model.

@@ -193,7 +193,7 @@ async fn weights(shared: &Arc<Shared>, sampler: &str) -> Result<(u64, Arc<Model>
         (_, Some(model), _) => Ok((weights, model)),
         (_, None, Some(path)) => {
             let own = Arc::clone(shared);
-            let read = move || load_weights(&own.base, &own.checkpoints.read(&path)?);
+            let read = move || load_weights(&own.base, own.settings.weights, &own.checkpoints.read(&path)?);
             let model = blocking(read).await??;
             shared.registry().restore_weights(sampler, &model, shared.settings.max_snapshots);
             Ok((weights, model))

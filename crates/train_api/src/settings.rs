@@ -1,9 +1,20 @@
 use std::time::Duration;
 
-/// Limits of the training API.
+/// Weights that clients train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrainedWeights {
+    /// LoRA adapters over the served model, which all of them share.
+    Adapters,
+    /// All weights of a copy of the served model, whatever adapter the client asks for.
+    All,
+}
+
+/// What the training API trains, and its limits.
 #[derive(Debug, Clone)]
 pub struct TrainApiSettings {
-    /// Models that are trained at the same time. Each needs memory for its weights, gradient and two moments.
+    /// Weights that clients train.
+    pub weights: TrainedWeights,
+    /// Models that are trained at the same time. Each needs memory for its trained weights, their gradient and two moments.
     pub max_models: usize,
     /// Sessions at the same time.
     pub max_sessions: usize,
@@ -37,6 +48,7 @@ pub struct TrainApiSettings {
 impl Default for TrainApiSettings {
     fn default() -> Self {
         Self {
+            weights: TrainedWeights::Adapters,
             max_models: 4,
             max_sessions: 64,
             max_samplers: 1024,

@@ -9,14 +9,16 @@ use prost::Message;
 use rloom_algo::{LossStep, LossTerms};
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{OptimStep, TrainEngine, Which};
-use rloom_model::{Model, OptimizerSettings};
+use rloom_model::{LoadError, LoraConfig, Model, OptimizerSettings};
 use serde_json::json;
 
+use crate::adapter::NewAdapter;
 use crate::base::BaseModel;
 use crate::batch::Data;
 use crate::futures::Outcome;
 use crate::loss::{Loss, sum_counts};
 use crate::problem::Failed;
+use crate::settings::TrainedWeights;
 use crate::wire::{
     AdamParams, ArrayRecord, BatchedTensor, FLOAT32, ForwardBackwardOutput, ForwardBackwardRequest,
     LossConfigValue, bytes_of,
@@ -31,9 +33,15 @@ pub(crate) struct TrainedModel {
 }
 
 impl TrainedModel {
-    /// The base model before any step.
-    pub(crate) fn new(base: &BaseModel) -> Self {
-        Self::of(base, Arc::clone(&base.model))
+    /// The base model before any step: with a new adapter, or to be trained whole.
+    pub(crate) fn new(base: &BaseModel, adapter: Option<NewAdapter>) -> Self {
+        let model = match adapter {
+            Some(NewAdapter { config, seed }) => {
+                Arc::new(Model::clone(&base.model).with_adapter(config, seed))
+            }
+            None => Arc::clone(&base.model),
+        };
+        Self::of(base, model)
     }
 
     fn of(base: &BaseModel, model: Arc<Model>) -> Self {
@@ -42,14 +50,24 @@ impl TrainedModel {
         Self { engine, is_incomplete: false }
     }
 
-    /// A stored model of the same shape, with or without the optimizer's state.
-    pub(crate) fn load(base: &BaseModel, folder: &Path, with_optimizer: bool) -> Result<Self, Failed> {
-        let model = load_weights(base, folder)?;
+    /// A stored model, with or without the optimizer's state.
+    pub(crate) fn load(
+        base: &BaseModel,
+        weights: TrainedWeights,
+        folder: &Path,
+        with_optimizer: bool,
+    ) -> Result<Self, Failed> {
+        let model = load_weights(base, weights, folder)?;
         let mut loaded = Self::of(base, model);
         if with_optimizer {
             loaded.engine.restore(folder)?;
         }
         Ok(loaded)
+    }
+
+    /// Shape of the adapter; `None` if all weights are trained.
+    pub(crate) fn lora(&self) -> Option<&LoraConfig> {
+        self.engine.policy().lora()
     }
 
     /// The current weights. Later steps do not change them.
@@ -129,9 +147,29 @@ impl TrainedModel {
     }
 }
 
-/// Reads stored weights; an error if they are not of the base model's shape.
-pub(crate) fn load_weights(base: &BaseModel, folder: &Path) -> Result<Arc<Model>, Failed> {
-    let model = Model::load(folder).map_err(|error| Failed::server(error.to_string()))?;
+/// Reads stored weights, an adapter over the base in memory; an error if they are not of the base model's shape.
+pub(crate) fn load_weights(
+    base: &BaseModel,
+    weights: TrainedWeights,
+    folder: &Path,
+) -> Result<Arc<Model>, Failed> {
+    let failed = |error: LoadError| Failed::server(error.to_string());
+    let is_adapter = Model::lora_of(folder).map_err(failed)?.is_some();
+    match weights {
+        TrainedWeights::Adapters if is_adapter => {
+            return base.model.with_stored_adapter(folder).map(Arc::new).map_err(failed);
+        }
+        TrainedWeights::Adapters => {
+            return Err(Failed::user(
+                "the checkpoint has all weights of a model, and this server trains adapters",
+            ));
+        }
+        TrainedWeights::All if is_adapter => {
+            return Err(Failed::user("the checkpoint is an adapter, and this server trains all weights"));
+        }
+        TrainedWeights::All => {}
+    }
+    let model = Model::load(folder).map_err(failed)?;
     let model = model.with_dtype(base.model.config().dtype);
     let specs = |model: &Model| -> Vec<(String, Vec<usize>)> {
         model.named_tensors().map(|(spec, _)| (spec.name.clone(), spec.shape.clone())).collect()

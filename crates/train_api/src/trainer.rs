@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::adapter::NewAdapter;
 use crate::checkpoints::{CheckpointPath, Kind};
 use crate::futures::Outcome;
 use crate::problem::Failed;
@@ -33,8 +34,8 @@ pub(crate) struct Job {
 /// What to do with a model.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Begins with the base model.
-    Create,
+    /// Begins with the base model: with a new adapter over it, or with all of its weights.
+    Create(Option<NewAdapter>),
     /// Replaces the model by a stored one, or begins with it.
     Load { path: CheckpointPath, with_optimizer: bool, is_new: bool },
     /// Works with the model.
@@ -106,7 +107,7 @@ fn execute(shared: &Arc<Shared>, models: &mut HashMap<String, TrainedModel>, job
         return;
     }
     let Job { model, future, work, held, .. } = job;
-    let is_first = matches!(work, Work::Create | Work::Load { is_new: true, .. });
+    let is_first = matches!(work, Work::Create(_) | Work::Load { is_new: true, .. });
     let worked = catch_unwind(AssertUnwindSafe(|| perform(shared, models, &model, work)));
     let has_panicked = worked.is_err();
     let result = worked.unwrap_or_else(|_| Err(Failed::server("the operation failed: the model is lost")));
@@ -126,17 +127,23 @@ fn perform(
 ) -> Result<Outcome, Failed> {
     let base = &shared.base;
     match work {
-        Work::Create => {
-            models.insert(id.to_owned(), TrainedModel::new(base));
+        Work::Create(adapter) => {
+            insert(shared, models, id, TrainedModel::new(base, adapter));
             Ok(Outcome::Json(json!({"model_id": id, "type": "create_model"})))
         }
-        Work::Load { path, with_optimizer, .. } => {
+        Work::Load { path, with_optimizer, is_new } => {
             if with_optimizer && path.kind != Kind::Training {
                 return Err(Failed::user("weights for sampling have no state of the optimizer"));
             }
             let folder = shared.checkpoints.read(&path)?;
             // An existing model stays if the checkpoint cannot be read.
-            models.insert(id.to_owned(), TrainedModel::load(base, &folder, with_optimizer)?);
+            let loaded = TrainedModel::load(base, shared.settings.weights, &folder, with_optimizer)?;
+            if !is_new && models.get(id).is_some_and(|model| model.lora() != loaded.lora()) {
+                return Err(Failed::user(
+                    "the checkpoint is of an adapter with other settings than the model's",
+                ));
+            }
+            insert(shared, models, id, loaded);
             Ok(Outcome::Json(json!({"path": path.text(), "model_id": id, "type": "load_weights"})))
         }
         Work::Run(operation) => {
@@ -145,6 +152,11 @@ fn perform(
         }
         Work::Refuse(failed) => Err(failed),
     }
+}
+
+fn insert(shared: &Arc<Shared>, models: &mut HashMap<String, TrainedModel>, id: &str, model: TrainedModel) {
+    shared.registry().set_lora(id, model.lora());
+    models.insert(id.to_owned(), model);
 }
 
 fn operate(

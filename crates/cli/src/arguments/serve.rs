@@ -50,10 +50,13 @@ pub(crate) struct Serve {
     /// Kind of the servers at --url.
     #[arg(long, value_name = "ENGINE", value_enum, default_value_t = ServerEngine::Vllm, requires = "urls")]
     pub(crate) engine: ServerEngine,
-    /// Also serve the training API of the `tinker` SDK, and keep its checkpoints in DIR.
+    /// Also serve the training API of the `tinker` SDK, and keep its checkpoints in DIR. Clients train LoRA adapters.
     #[arg(long, value_name = "DIR", conflicts_with = "urls")]
     pub(crate) train: Option<PathBuf>,
-    /// Maximum number of models in training; each needs memory for its weights, gradient and moments.
+    /// Train all weights of a copy of MODEL, whatever adapter a client asks for.
+    #[arg(long, requires = "train")]
+    pub(crate) train_full: bool,
+    /// Maximum number of models in training; each needs memory for its trained weights, their gradient and moments.
     #[arg(long, value_name = "N", default_value_t = 4, requires = "train")]
     pub(crate) train_models: usize,
     #[command(flatten)]

@@ -12,7 +12,7 @@ mod train;
 mod view;
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_model::{LoraConfig, LoraTarget, Model};
+use rloom_model::{LoraConfig, LoraTarget, Model, OptimizerSettings};
 use rloom_ops::{Ctx, Isa, ceiling};
 
 use crate::arguments;
@@ -29,6 +29,8 @@ struct Bench<'a> {
     shape: Shape,
     /// Rank of an adapter that is trained instead of the weights.
     lora: Option<usize>,
+    /// Settings of the optimizer.
+    optimizer: OptimizerSettings,
     rounds: usize,
     info: &'a dyn Fn(&str),
 }
@@ -38,7 +40,9 @@ impl Bench<'_> {
     fn model(&self) -> Model {
         let model = Model::init(&self.shape.config, 0);
         match self.lora {
-            Some(rank) => model.with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::ALL), 0),
+            Some(rank) => {
+                model.with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::LAYER), 0)
+            }
             None => model,
         }
     }
@@ -63,7 +67,8 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     let ctx = arguments.numeric_path.unwrap_or_default().within(ctx).map_err(Failure::failed)?;
     let info = |text: &str| output.info(text);
     let lora = arguments.lora.map(usize::from);
-    let bench = Bench { ctx, shape, lora, rounds: usize::from(arguments.rounds), info: &info };
+    let optimizer = OptimizerSettings { moments: arguments.moments.into(), ..OptimizerSettings::default() };
+    let bench = Bench { ctx, shape, lora, optimizer, rounds: usize::from(arguments.rounds), info: &info };
     let report = bench.measure(&workloads)?;
     if output.json {
         return output.json(&report);

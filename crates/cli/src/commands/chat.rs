@@ -17,7 +17,13 @@ use session::Session;
 
 pub(crate) fn run(arguments: &Chat, output: Output) -> Result<(), Failure> {
     let hub = downloads::hub(output);
-    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
+    let policy = policy::open(
+        &arguments.model,
+        arguments.sampling.dtype.map(Into::into),
+        policy::Use::Sampling,
+        &hub,
+        output,
+    )?;
     policy
         .tokenizer
         .require_chat_template()

@@ -26,7 +26,8 @@ pub(crate) fn run(arguments: &Eval, output: Output) -> Result<(), Failure> {
         of_run(arguments, output)?
     } else {
         let config = Config::load(&arguments.config, &arguments.overrides)?;
-        let open = |target: &str| policy::open(target, Some(config.dtype), &hub, output);
+        let open =
+            |target: &str| policy::open(target, Some(config.dtype), policy::Use::Sampling, &hub, output);
         let policy = open(&arguments.target)?;
         let against = arguments.against.as_deref().map(open).transpose()?;
         (config, policy, against)

@@ -18,7 +18,13 @@ use crate::progress::downloads;
 pub(crate) fn run(arguments: &Generate, output: Output) -> Result<(), Failure> {
     let prompts = prompts(arguments)?;
     let hub = downloads::hub(output);
-    let policy = policy::open(&arguments.model, arguments.sampling.dtype.map(Into::into), &hub, output)?;
+    let policy = policy::open(
+        &arguments.model,
+        arguments.sampling.dtype.map(Into::into),
+        policy::Use::Sampling,
+        &hub,
+        output,
+    )?;
     let most = arguments.length.max_new_tokens;
     let sampling = policy::sampling(&arguments.sampling, most, &policy.generation, &arguments.stop)?;
     let requests = requests(arguments, &policy, &prompts, &sampling)?;

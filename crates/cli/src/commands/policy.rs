@@ -13,9 +13,28 @@ use crate::arguments::Sampling;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
 
+/// Use of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Its weights do not change: with bf16 they are never in memory as f32.
+    Sampling,
+    /// Its weights are trained.
+    Training,
+}
+
 /// Opens a model folder, a hub model, or the best checkpoint of a run's folder. The dtype defaults to the run's, for
 /// other models to f32.
-pub(crate) fn open(source: &str, dtype: Option<Dtype>, hub: &Hub, output: Output) -> Result<Policy, Failure> {
+pub(crate) fn open(
+    source: &str,
+    dtype: Option<Dtype>,
+    opened: Use,
+    hub: &Hub,
+    output: Output,
+) -> Result<Policy, Failure> {
+    let read = |folder: &Path, dtype| match opened {
+        Use::Sampling => Policy::open_frozen(folder, dtype),
+        Use::Training => Policy::open(folder, dtype),
+    };
     let folder = Path::new(source);
     if folder.join("checkpoints").is_dir() {
         let checkpoint = checkpoint(folder, None)?;
@@ -24,9 +43,10 @@ pub(crate) fn open(source: &str, dtype: Option<Dtype>, hub: &Hub, output: Output
             Some(dtype) => dtype,
             None => Config::load(&[folder.join("config.toml")], &[] as &[&str])?.dtype,
         };
-        return Policy::open(&checkpoint, dtype).map_err(Failure::from_run);
+        return read(&checkpoint, dtype).map_err(Failure::from_run);
     }
-    Policy::resolve(source, dtype.unwrap_or_default(), hub).map_err(Failure::from_run)
+    let folder = hub.model(source).map_err(|error| Failure::from_run(error.into()))?;
+    read(&folder, dtype.unwrap_or_default()).map_err(Failure::from_run)
 }
 
 /// Like [`open`], for engines that read the weights themselves: the model may be of any architecture.
@@ -71,7 +91,7 @@ pub(crate) fn engine(
     let tokenizer = Some((*policy.tokenizer).clone());
     let engine = assembly::rollout_engine(model.config(), &ctx, &RolloutSettings::default(), tokenizer)
         .map_err(Failure::failed)?;
-    Ok((engine, assembly::publish(&model, PolicyVersion(0))))
+    Ok((engine, assembly::publish(&ctx, &model, PolicyVersion(0))))
 }
 
 /// Sampling settings from the arguments; those not given default to the model's.

@@ -8,11 +8,11 @@ use rloom_engine::{OnUpdate, PublishedPolicy, RolloutEngine, RolloutEngineSettin
 use rloom_run::{Policy, assembly};
 use rloom_serve::{ApiKey, ServeSettings, ServedModel, Server, listen};
 use rloom_text::calls::CallFormat;
-use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings};
+use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings, TrainedWeights};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use super::policy;
+use super::policy::{self, Use};
 use crate::arguments::{Serve, ServerEngine};
 use crate::failure::Failure;
 use crate::output::{CYAN, FAINT, Output};
@@ -61,7 +61,8 @@ async fn serve(arguments: &Serve, key: Option<ApiKey>, output: Output) -> Result
     let own_key = key.clone();
     let (server, name) = if arguments.urls.is_empty() {
         let dtype = arguments.sampling.dtype.map(Into::into);
-        let policy = policy::open(&arguments.model, dtype, &hub, output)?;
+        let opened = if arguments.train_full { Use::Training } else { Use::Sampling };
+        let policy = policy::open(&arguments.model, dtype, opened, &hub, output)?;
         let model = served(arguments, &policy)?;
         let name = model.name.clone();
         let (engine, weights) = policy::engine(&policy, arguments.sampling.threads)?;
@@ -168,7 +169,7 @@ fn random_key(arguments: &Serve) -> Result<ApiKey, Failure> {
     Ok(if arguments.train.is_some() { key.with_prefix(TRAIN_KEY_PREFIX) } else { key })
 }
 
-/// The training API over copies of a policy.
+/// The training API over a policy.
 fn train_api(arguments: &Serve, folder: &Path, policy: &Policy, name: &str) -> Result<TrainApi, Failure> {
     // Clients load the tokenizer by the first name: a folder of this machine or a model of the hub.
     let folder_of_model = policy.folder().filter(|_| Path::new(&arguments.model).exists());
@@ -189,7 +190,9 @@ fn train_api(arguments: &Serve, folder: &Path, policy: &Policy, name: &str) -> R
         stop_tokens: policy.stop_tokens(),
         ctx: rloom_run::context(arguments.sampling.threads).map_err(Failure::failed)?,
     };
-    let settings = TrainApiSettings { max_models: arguments.train_models, ..TrainApiSettings::default() };
+    let weights = if arguments.train_full { TrainedWeights::All } else { TrainedWeights::Adapters };
+    let settings =
+        TrainApiSettings { weights, max_models: arguments.train_models, ..TrainApiSettings::default() };
     TrainApi::new(base, folder.to_owned(), settings).map_err(Failure::failed)
 }
 

@@ -2,6 +2,7 @@
 
 use rloom_algo::{AlgoError, Algorithm, Method};
 use rloom_engine::Backend;
+use rloom_model::MomentFormat;
 
 use super::run::{bad_name, invalid_name};
 use super::schedule;
@@ -46,6 +47,8 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     environment::check(&stage.environment, &stage.data, reward, problems);
     values::optimizer(&stage.optimizer, problems);
     values::trainer(&stage.trainer, problems);
+    check_moments(stage, problems);
+    check_dropout(stage, problems);
     let algorithm = algorithm(stage, problems);
     if let Some(algorithm) = &algorithm {
         environment::check_steps(stage, algorithm, problems);
@@ -193,6 +196,40 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
                 .hint(format!("set `{} = \"torch\"`, or remove `{}`", section.name("backend"), section.name("reference.sync_every"))),
         );
     }
+}
+
+/// Completions are sampled without dropout: training with it would compare them with another policy.
+fn check_dropout(stage: &StageDraft, problems: &mut Vec<Problem>) {
+    let trainer = &stage.trainer;
+    let dropout = trainer.value.lora.as_ref().map_or(0.0, |lora| lora.dropout);
+    if dropout == 0.0 || stage.rollout.is_none() {
+        return;
+    }
+    let key = trainer.name("lora.dropout");
+    problems.push(
+        Problem::new(Code::Conflict, format!("`{key}`: a stage that samples has no dropout"))
+            .at(
+                trainer.origin_or_table("lora.dropout"),
+                "would train another policy than the one that has sampled",
+            )
+            .at_if_set(stage.keys.origin("method"), "samples completions")
+            .hint(format!("remove `{key}`")),
+    );
+}
+
+/// PyTorch's optimizers have their own moments.
+fn check_moments(stage: &StageDraft, problems: &mut Vec<Problem>) {
+    let (moments, trainer) = (stage.optimizer.value.moments, &stage.trainer);
+    if moments == MomentFormat::F32 || matches!(trainer.value.backend, Backend::Embedded(_)) {
+        return;
+    }
+    let key = stage.optimizer.name("moments");
+    problems.push(
+        Problem::new(Code::Conflict, format!("`{key}`: PyTorch ranks have moments of 32 bits"))
+            .at(stage.optimizer.origin_or_table("moments"), "8 bits")
+            .at_if_set(trainer.key_origin("backend"), "the backend")
+            .hint(format!("remove `{key}`")),
+    );
 }
 
 /// Models of Megatron have no value head.

@@ -7,24 +7,29 @@ use std::sync::Arc;
 use rloom_algo::{EmbeddingNoise, LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
-    Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
-    ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities,
+    Access, ActivationCheckpointing, Feature, Form, LossReport, OptimStep, PackedBatch, ProgressObserver,
+    PublishedPolicy, PublishedWeights, Quantity, SaveDtype, SavedFile, StepReport, TrainCapabilities,
     TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    AdapterError, Candidates, Dtype, Forward, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
-    OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
+    AdapterError, Candidates, Dtype, Forward, GenerationConfig, Gradients, LoraDropout, Model, Noise,
+    Optimizer, OptimizerError, OptimizerSettings, OutputHeads, ScoreGrads,
 };
 use rloom_ops::Ctx;
 
 use super::division::Division;
+use super::dropout::AdapterDropout;
 use super::loss::StepLoss;
+use super::views::{
+    add_noise, batch_error, by_segment, check_features, check_finite, checkpoint, finite,
+    model_checkpointing, storage, views,
+};
 use crate::publish::{digest, publish_with_digest};
 
 /// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, a critic, or a reward model.
 ///
-/// The policy is one shared allocation: publishing in memory hands out another handle on it, and the optimizer writes in
-/// place while there is no other handle. Otherwise it writes to a copy, so published weights never change.
+/// Publishing in memory hands out the packed weights, which rollouts read. The next step packs its weights anew, into the same memory
+/// if nobody else has a handle on it, so published weights never change.
 #[derive(Debug)]
 pub struct EmbeddedTrainEngine {
     ctx: Ctx,
@@ -37,6 +42,9 @@ pub struct EmbeddedTrainEngine {
     gradients: Gradients,
     generation: GenerationConfig,
     checkpointing: ActivationCheckpointing,
+    save_dtype: SaveDtype,
+    /// Dropout of an adapter's inputs in training.
+    dropout: Option<AdapterDropout>,
     /// Parent of published folders; without one, weights are only published in memory.
     publications: Option<PathBuf>,
     /// Digest of the current weights, once it was computed.
@@ -68,6 +76,8 @@ impl EmbeddedTrainEngine {
             gradients,
             generation,
             checkpointing: ActivationCheckpointing::None,
+            save_dtype: SaveDtype::F32,
+            dropout: None,
             publications: None,
             digest: None,
             accumulated: Vec::new(),
@@ -127,6 +137,19 @@ impl EmbeddedTrainEngine {
         Self { checkpointing, ..self }
     }
 
+    /// Trains an adapter with dropout of its inputs: scores for a loss and gradients are those of masked inputs, all other scores
+    /// are without. `seed` makes the masks, which also depend on the optimizer step and the token alone.
+    #[must_use]
+    pub fn with_adapter_dropout(self, rate: f64, seed: u64) -> Self {
+        Self { dropout: (rate > 0.0).then_some(AdapterDropout { rate: rate as f32, seed }), ..self }
+    }
+
+    /// Saves the policy's weights in this number type.
+    #[must_use]
+    pub fn with_save_dtype(self, save_dtype: SaveDtype) -> Self {
+        Self { save_dtype, ..self }
+    }
+
     /// Also publishes weights as folders, in this directory. A folder is removed with the last handle on it.
     #[must_use]
     pub fn with_publications_in(self, directory: impl Into<PathBuf>) -> Self {
@@ -173,8 +196,7 @@ impl EmbeddedTrainEngine {
     ) -> Result<LossReport, TrainError> {
         let result = self.accumulate_all(step, loss);
         if result.is_err() && !self.accumulated.is_empty() {
-            self.gradients.zero();
-            self.accumulated.clear();
+            self.discard_gradient();
         }
         result
     }
@@ -213,7 +235,7 @@ impl EmbeddedTrainEngine {
         if loss.scope() != Scope::Step {
             return Ok(None);
         }
-        let scores = self.score(Which::Policy, step)?;
+        let scores = self.score_all(Which::Policy, step, true)?;
         let grads = loss.evaluate_step(&scores)?;
         if grads.len() != step.len() {
             return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
@@ -221,10 +243,43 @@ impl EmbeddedTrainEngine {
         Ok(Some(scores.into_iter().zip(grads).collect()))
     }
 
-    fn scores(&self, model: &Model, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
+    /// Scores of all micro-batches; `is_masked` for those of a loss.
+    fn score_all(
+        &self,
+        which: Which,
+        step: &[PackedBatch],
+        is_masked: bool,
+    ) -> Result<Vec<TokenScores>, TrainError> {
+        check_features(step)?;
+        let model = match which {
+            Which::Policy => &self.policy,
+            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
+        };
+        let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
+        let mut scores = Vec::with_capacity(step.len());
+        for batch in step {
+            let masks = if is_masked { self.masks(batch) } else { None };
+            scores.push(self.scores(model, batch, masks.as_ref())?);
+            progress.advance();
+        }
+        Ok(scores)
+    }
+
+    /// Masks of a batch in this optimizer step.
+    fn masks(&self, batch: &PackedBatch) -> Option<LoraDropout> {
+        self.dropout.map(|dropout| dropout.masks(batch, self.optimizer.steps()))
+    }
+
+    fn scores(
+        &self,
+        model: &Model,
+        batch: &PackedBatch,
+        masks: Option<&LoraDropout>,
+    ) -> Result<TokenScores, TrainError> {
         let (tokens, rows) = views(batch);
         let Some(candidates) = &batch.candidates else {
-            return finite(model.score(&self.ctx, &tokens, &rows).map_err(batch_error)?, batch);
+            let scores = model.score_with(&self.ctx, &tokens, &rows, masks);
+            return finite(scores.map_err(batch_error)?, batch);
         };
         let candidates = Candidates { k: candidates.k(), ids: candidates.ids() };
         let scored = model.score_candidates(&self.ctx, &tokens, &rows, &candidates).map_err(batch_error)?;
@@ -249,7 +304,9 @@ impl EmbeddedTrainEngine {
         };
         // Sequences to score go first, while there are no activations in memory.
         let scored = match division.scored.as_deref() {
-            Some(scored) if known.is_none() => self.scores(&self.policy, scored)?,
+            Some(scored) if known.is_none() => {
+                self.scores(&self.policy, scored, self.masks(scored).as_ref())?
+            }
             _ => TokenScores::default(),
         };
         let mut forward = None;
@@ -289,14 +346,11 @@ impl EmbeddedTrainEngine {
 
     /// The forward pass that keeps the activations.
     fn forward(&self, batch: &PackedBatch, noise: Option<EmbeddingNoise>) -> Result<Forward, TrainError> {
-        let ((tokens, rows), checkpointing) = (views(batch), model_checkpointing(self.checkpointing));
-        let pass = match noise {
-            None => self.policy.forward(&self.ctx, &tokens, &rows, checkpointing),
-            Some(noise) => {
-                let add = |embeddings: &mut [f32]| add_noise(noise, batch, embeddings);
-                self.policy.forward_with_noise(&self.ctx, &tokens, &rows, checkpointing, &add)
-            }
-        };
+        let ((tokens, rows), masks) = (views(batch), self.masks(batch));
+        let add = noise.map(|noise| move |embeddings: &mut [f32]| add_noise(noise, batch, embeddings));
+        let add = add.as_ref().map(|add| add as &Noise<'_>);
+        let checkpointing = model_checkpointing(self.checkpointing);
+        let pass = self.policy.forward_with(&self.ctx, &tokens, &rows, checkpointing, masks, add);
         pass.map_err(batch_error)
     }
 
@@ -311,6 +365,15 @@ impl EmbeddedTrainEngine {
             candidates: true,
             attachments: false,
         }
+    }
+
+    /// What sampling reads of the policy. The optimizer changes the rest in place.
+    fn sampled(&self) -> Arc<Model> {
+        // The base of an adapter does not change.
+        if self.policy.lora().is_some() {
+            return Arc::clone(&self.policy);
+        }
+        Arc::new(self.policy.packed_only(&self.ctx))
     }
 
     /// Writes the policy to a new folder, which appears under its name only when it is complete.
@@ -367,95 +430,12 @@ const VALUE_HEAD: &str = "trainer/value_head.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 /// Folder of a reference that has moved.
 const REFERENCE: &str = "trainer/reference";
-/// Weights of a model folder.
-const WEIGHTS: [&str; 1] = ["model.safetensors"];
+/// Weights of a model folder, and the bits that they lose in bf16.
+const WEIGHTS: [&str; 2] = ["model.safetensors", "model.low_bits"];
 /// Files of an adapter, whose base is in another folder.
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Files of a model folder besides the weights; a critic has no generation settings.
 const MODEL: [&str; 2] = ["config.json", "generation_config.json"];
-
-fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
-    (
-        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
-        ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
-    )
-}
-
-/// Adds noise to the embeddings of a batch without shared prompts, sequence by sequence.
-fn add_noise(noise: EmbeddingNoise, batch: &PackedBatch, embeddings: &mut [f32]) {
-    let width = embeddings.len() / batch.tokens.len().max(1);
-    for (&segment, &key) in batch.segments.iter().zip(&batch.keys) {
-        let tokens = batch.seq_starts[segment]..batch.seq_starts[segment + 1];
-        noise.add(key, tokens.len(), &mut embeddings[tokens.start * width..tokens.end * width]);
-    }
-}
-
-/// The model's mode of a recipe's activation checkpointing.
-pub fn model_checkpointing(checkpointing: ActivationCheckpointing) -> rloom_model::ActivationCheckpointing {
-    match checkpointing {
-        ActivationCheckpointing::None => rloom_model::ActivationCheckpointing::None,
-        ActivationCheckpointing::Attention => rloom_model::ActivationCheckpointing::Attention,
-        ActivationCheckpointing::Block => rloom_model::ActivationCheckpointing::Block,
-    }
-}
-
-fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
-    if step.iter().all(|batch| batch.attachments.is_empty()) {
-        Ok(())
-    } else {
-        Err(TrainError::Unsupported { feature: Feature::Attachments })
-    }
-}
-
-/// The model's scores as the algorithms read them; an error if one is not finite.
-fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
-    let Scores { logprob, entropy, value, last_value } = scores;
-    for (what, list) in [
-        (Quantity::LogProbability, &logprob),
-        (Quantity::LogProbability, &entropy),
-        (Quantity::Value, &value),
-        (Quantity::Value, &last_value),
-    ] {
-        check_finite(what, list, batch)?;
-    }
-    // The model has a last value for each segment, prompts included.
-    let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
-    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
-}
-
-/// A derivative by each sequence's last value as one by that of each segment; empty if there is none.
-fn by_segment(batch: &PackedBatch, d_last_value: &[f32]) -> Vec<f32> {
-    if d_last_value.is_empty() {
-        return Vec::new();
-    }
-    let mut of_segments = vec![0.0; batch.seq_starts.len().saturating_sub(1)];
-    for (&segment, &d) in batch.segments.iter().zip(d_last_value) {
-        if let Some(of_segment) = of_segments.get_mut(segment) {
-            *of_segment += d;
-        }
-    }
-    of_segments
-}
-
-fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
-    if list.iter().all(|x| x.is_finite()) {
-        Ok(())
-    } else {
-        Err(TrainError::NotFinite { what, keys: batch.keys.clone() })
-    }
-}
-
-fn batch_error(error: rloom_model::BatchError) -> TrainError {
-    TrainError::Batch(Box::new(error))
-}
-
-fn checkpoint(error: impl Into<EngineCause>) -> TrainError {
-    TrainError::Checkpoint(error.into())
-}
-
-fn storage(access: Access, path: &Path, source: std::io::Error) -> TrainError {
-    TrainError::Storage { access, path: path.to_owned(), source }
-}
 
 impl TrainEngine for EmbeddedTrainEngine {
     fn observe(&mut self, observer: ProgressObserver) {
@@ -463,18 +443,7 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
-        check_features(step)?;
-        let model = match which {
-            Which::Policy => &self.policy,
-            Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
-        };
-        let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
-        let mut scores = Vec::with_capacity(step.len());
-        for batch in step {
-            scores.push(self.scores(model, batch)?);
-            progress.advance();
-        }
-        Ok(scores)
+        self.score_all(which, step, false)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {
@@ -503,15 +472,29 @@ impl TrainEngine for EmbeddedTrainEngine {
         if self.policy.config().output_heads == OutputHeads::Value {
             return Err(TrainError::CriticPublished);
         }
-        let digest = self.digest()?;
-        let published = publish_with_digest(self.id, version, digest, &self.policy);
         match (form, &self.publications) {
-            (Form::Memory, _) => Ok(published),
+            (Form::Memory, _) => {
+                let (digest, model) = (self.digest()?, self.sampled());
+                Ok(publish_with_digest(self.id, version, digest, &model))
+            }
             (Form::Folder, Some(directory)) => {
-                Ok(PublishedPolicy { weights: self.publish_folder(version, directory)?, ..published })
+                let weights = self.publish_folder(version, directory)?;
+                let (policy, digest) = (self.id, self.digest()?);
+                Ok(PublishedPolicy { policy, version, digest, weights, probe: None })
             }
             _ => Err(TrainError::UnsupportedForm { form, supported: self.forms() }),
         }
+    }
+
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        if form != Form::Memory {
+            return self.publish(version, form);
+        }
+        if self.policy.config().output_heads == OutputHeads::Value {
+            return Err(TrainError::CriticPublished);
+        }
+        let digest = self.digest()?;
+        Ok(publish_with_digest(self.id, version, digest, &self.policy))
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {
@@ -539,21 +522,29 @@ impl TrainEngine for EmbeddedTrainEngine {
         let is_policy = self.policy.config().output_heads.language();
         let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
         let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
-        let weights: &[&str] = if self.policy.lora().is_some() { &ADAPTER } else { &WEIGHTS };
+        let is_bf16 = self.save_dtype == SaveDtype::Bf16 && is_policy && self.policy.lora().is_none();
+        let weights: &[&str] = match self.policy.lora() {
+            Some(_) => &ADAPTER,
+            None if is_bf16 => &WEIGHTS,
+            None => &WEIGHTS[..1],
+        };
         let model: Vec<&str> = model.chain(weights.iter().copied()).collect();
         let trainer_files = [Some(OPTIMIZER), has_value_head.then_some(VALUE_HEAD)].into_iter().flatten();
         let reference = self.reference.as_ref().filter(|_| self.has_reference_moved);
         let of_reference: Vec<String> = match reference {
-            Some(_) => MODEL.iter().chain(&WEIGHTS).map(|name| format!("{REFERENCE}/{name}")).collect(),
+            Some(_) => MODEL.iter().chain(&WEIGHTS[..1]).map(|name| format!("{REFERENCE}/{name}")).collect(),
             None => Vec::new(),
         };
         let names = model.iter().copied().chain(trainer_files);
         let names: Vec<&str> = names.chain(of_reference.iter().map(String::as_str)).collect();
         let mut progress = self.observer.begin(TrainWork::Write, names.len());
-        self.policy.save(directory, &self.generation).map_err(checkpoint)?;
-        for _ in &model {
-            progress.advance();
-        }
+        let saved = if is_bf16 {
+            self.policy.save_bf16(directory, &self.generation)
+        } else {
+            self.policy.save(directory, &self.generation)
+        };
+        saved.map_err(checkpoint)?;
+        model.iter().for_each(|_| progress.advance());
         let trainer = directory.join("trainer");
         fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
         if has_value_head {

@@ -1,10 +1,13 @@
 //! Training in this process.
 
 mod division;
+mod dropout;
 mod engine;
 mod loss;
 mod scored;
 #[cfg(test)]
 mod tests;
+mod views;
 
-pub use engine::{EmbeddedTrainEngine, model_checkpointing};
+pub use engine::EmbeddedTrainEngine;
+pub use views::model_checkpointing;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Largest rank; larger numbers are typing errors.
 const MAX_RANK: f64 = 4096.0;
 const MAX_ALPHA: f64 = 1e6;
+const MAX_DROPOUT: f64 = 0.99;
 
 /// A LoRA adapter (Hu et al., 2021, arXiv:2106.09685), trained instead of the weights, which stay as they are:
 /// `y = x·Wᵀ + s · (x·Aᵀ)·Bᵀ`.
@@ -17,15 +18,18 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// Scale by `alpha / √rank` (Kalajdzievski, 2023, arXiv:2312.03732), so that large ranks do not learn more slowly.
     pub rslora: bool,
-    /// The linear layers that are adapted, by their names in `transformers`; `"all-linear"` stands for all of them. The
-    /// language head is not adapted.
+    /// Probability that an element of an adapted layer's input is dropped in training, 0 to 0.99. Only in stages that sample
+    /// nothing.
+    pub dropout: f64,
+    /// The linear layers that are adapted, by their names in `transformers`; `"all-linear"` stands for all of them but the
+    /// language head, `lm_head`.
     pub targets: Vec<LoraModule>,
 }
 
 /// A linear layer that can be adapted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum LoraModule {
-    /// All of the layers below.
+    /// All of the layers below, without the language head.
     #[serde(rename = "all-linear")]
     AllLinear,
     /// Queries.
@@ -49,11 +53,14 @@ pub enum LoraModule {
     /// Output of the feed-forward layer.
     #[serde(rename = "down_proj")]
     DownProj,
+    /// The language head. If it is tied to the embedding, the embedding stays as it is.
+    #[serde(rename = "lm_head")]
+    LmHead,
 }
 
 impl Default for LoraSettings {
     fn default() -> Self {
-        Self { rank: 16, alpha: 32.0, rslora: false, targets: vec![LoraModule::AllLinear] }
+        Self { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets: vec![LoraModule::AllLinear] }
     }
 }
 
@@ -62,6 +69,7 @@ impl LoraSettings {
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         ValueRange::between(1.0, MAX_RANK).check("lora.rank", self.rank as f64)?;
         ValueRange::above(0.0, MAX_ALPHA).check("lora.alpha", self.alpha)?;
+        ValueRange::between(0.0, MAX_DROPOUT).check("lora.dropout", self.dropout)?;
         if self.targets.is_empty() {
             return Err(SettingProblem::Empty.at("lora.targets"));
         }

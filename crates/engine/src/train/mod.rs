@@ -19,4 +19,6 @@ pub use pack::{PackError, PackedBatch, pack, pack_groups, pack_unshared};
 pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
 pub use reference::{ReferenceSettings, ReferenceSync};
-pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};
+pub use settings::{
+    ActivationCheckpointing, Backend, EmbeddedSettings, SaveDtype, TorchSettings, TrainSettings,
+};

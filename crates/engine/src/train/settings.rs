@@ -73,12 +73,26 @@ pub struct EmbeddedSettings {
     /// Computes a group's common prompt once for all of its completions. Scores are bitwise identical; gradients change
     /// by rounding only.
     pub share_prompts: bool,
+    /// Number type of the weights in `model.safetensors` of a checkpoint. With `"bf16"` other programs read half the bytes; the
+    /// bits that rounding loses are in a second file, so that a resumed run continues exactly. Adapters and critics are in f32.
+    pub save_dtype: SaveDtype,
 }
 
 impl Default for EmbeddedSettings {
     fn default() -> Self {
-        Self { share_prompts: true }
+        Self { share_prompts: true, save_dtype: SaveDtype::F32 }
     }
+}
+
+/// Number type of saved weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SaveDtype {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// bfloat16, with the bits that it loses in a second file.
+    Bf16,
 }
 
 /// Keys of the backends with PyTorch ranks.
@@ -179,6 +193,14 @@ impl TrainSettings {
         }
     }
 
+    /// Number type of the weights in checkpoints of the embedded backend.
+    pub fn save_dtype(&self) -> SaveDtype {
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.save_dtype,
+            _ => SaveDtype::F32,
+        }
+    }
+
     /// Groups of ranks that compute different micro-batches.
     pub fn groups(&self) -> usize {
         self.ranks().map_or(1, |ranks| self.sizes().groups(ranks))
@@ -267,6 +289,7 @@ struct Keys {
     threads: Option<usize>,
     max_skipped_steps: Option<u64>,
     share_prompts: Option<bool>,
+    save_dtype: Option<SaveDtype>,
     ranks: Option<usize>,
     shard: Option<usize>,
     sequence_parallel: Option<usize>,

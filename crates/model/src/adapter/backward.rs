@@ -69,6 +69,13 @@ impl<E: Element> Pass<'_, E> {
             return;
         };
         let r = grads.rows();
+        let mut masked: Option<PooledBuf<E>> = None;
+        if let Some(dropout) = layer.dropout(projection) {
+            let buf = masked.insert(self.take(k));
+            buf.as_mut_slice().copy_from_slice(x.as_slice());
+            dropout.mask_all(ctx, buf, k);
+        }
+        let x = masked.as_deref().unwrap_or(x);
         let mut u: PooledBuf<E> = self.take(r);
         ops::linear(ctx, &mut u, x, t, packed.a(), None);
         for member in &grads.members {
@@ -90,7 +97,8 @@ impl<E: Element> Pass<'_, E> {
         let [n, k] = projection.shape(layer.config);
         ops::linear_backward_input::<E, A, f32>(ctx, dx, dy, t, layer.matrix(projection), n, k, false);
         if let Some((du, (factors, _))) = du.zip(layer.factors(projection)) {
-            ops::linear_backward_input::<E, f32, f32>(ctx, dx, du, t, &factors.a, factors.rows(), k, true);
+            let input = LowRankInput { du, a: &factors.a, dropout: layer.dropout(projection) };
+            ops::low_rank_backward_x::<E>(ctx, dx, input, [t, k, factors.rows()]);
         }
     }
 }
@@ -101,7 +109,11 @@ impl<E: Element> Layer<'_, E> {
         let low_rank = du.zip(self.factors(projection));
         WeightRows {
             matrix: self.matrix(projection),
-            low_rank: low_rank.map(|(du, (factors, _))| LowRankInput { du, a: &factors.a }),
+            low_rank: low_rank.map(|(du, (factors, _))| LowRankInput {
+                du,
+                a: &factors.a,
+                dropout: self.dropout(projection),
+            }),
         }
     }
 }

@@ -16,12 +16,18 @@ pub enum LoraTarget {
     GateProj,
     UpProj,
     DownProj,
+    LmHead,
 }
 
 impl LoraTarget {
-    /// All of them, in the order of a layer.
-    pub const ALL: [Self; 7] =
+    /// The linear layers of a decoder layer, in their order. The language head is not one of them.
+    pub const LAYER: [Self; 7] =
         [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
+
+    /// All targets: those of a layer, then the language head.
+    fn all() -> impl Iterator<Item = Self> {
+        Self::LAYER.into_iter().chain([Self::LmHead])
+    }
 
     /// Name of the layer in `transformers` and in PEFT's `target_modules`.
     pub fn name(self) -> &'static str {
@@ -33,15 +39,16 @@ impl LoraTarget {
             Self::GateProj => "gate_proj",
             Self::UpProj => "up_proj",
             Self::DownProj => "down_proj",
+            Self::LmHead => "lm_head",
         }
     }
 
     /// The target with a name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|target| target.name() == name)
+        Self::all().find(|target| target.name() == name)
     }
 
-    /// Name of the module within a decoder layer.
+    /// Name of the module within a decoder layer, or of the language head.
     pub(crate) fn module(self) -> &'static str {
         match self {
             Self::QProj => "self_attn.q_proj",
@@ -51,17 +58,24 @@ impl LoraTarget {
             Self::GateProj => "mlp.gate_proj",
             Self::UpProj => "mlp.up_proj",
             Self::DownProj => "mlp.down_proj",
+            Self::LmHead => "lm_head",
         }
     }
 
-    /// The product that computes it, which may compute others too.
-    pub(crate) fn projection(self) -> Projection {
+    /// The product of a decoder layer that computes it, which may compute others too; `None` for the language head.
+    pub(crate) fn projection(self) -> Option<Projection> {
         match self {
-            Self::QProj | Self::KProj | Self::VProj => Projection::Qkv,
-            Self::OProj => Projection::Output,
-            Self::GateProj | Self::UpProj => Projection::GateUp,
-            Self::DownProj => Projection::Down,
+            Self::QProj | Self::KProj | Self::VProj => Some(Projection::Qkv),
+            Self::OProj => Some(Projection::Output),
+            Self::GateProj | Self::UpProj => Some(Projection::GateUp),
+            Self::DownProj => Some(Projection::Down),
+            Self::LmHead => None,
         }
+    }
+
+    /// Number of input features.
+    fn inputs(self, c: &ModelConfig) -> usize {
+        self.projection().map_or(c.hidden_size, |projection| projection.shape(c)[1])
     }
 
     /// Number of output features.
@@ -71,6 +85,7 @@ impl LoraTarget {
             Self::KProj | Self::VProj => c.kv_heads * c.head_dim,
             Self::OProj | Self::DownProj => c.hidden_size,
             Self::GateProj | Self::UpProj => c.intermediate_size,
+            Self::LmHead => c.vocab_size,
         }
     }
 }
@@ -109,14 +124,14 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Divides by the square root of the rank instead of the rank (Kalajdzievski, 2023, arXiv:2312.03732).
     pub rslora: bool,
-    /// The adapted layers, in the order of [`LoraTarget::ALL`], each once.
+    /// The adapted layers, in the order of [`LoraTarget::LAYER`] and with the language head last, each once.
     pub targets: Vec<LoraTarget>,
 }
 
 impl LoraConfig {
     /// A shape whose targets are sorted, each once.
     pub fn new(rank: usize, alpha: f64, rslora: bool, targets: &[LoraTarget]) -> Self {
-        let targets = LoraTarget::ALL.into_iter().filter(|target| targets.contains(target)).collect();
+        let targets = LoraTarget::all().filter(|target| targets.contains(target)).collect();
         Self { rank, alpha, rslora, targets }
     }
 
@@ -128,7 +143,10 @@ impl LoraConfig {
 
     /// Number of trained parameters of an adapter for a model.
     pub fn parameter_count(&self, c: &ModelConfig) -> u64 {
-        let of = |target: &LoraTarget| self.rank * (target.features(c) + target.projection().shape(c)[1]);
-        (c.layers * self.targets.iter().map(of).sum::<usize>()) as u64
+        let of = |target: &LoraTarget| {
+            let times = if target.projection().is_some() { c.layers } else { 1 };
+            times * self.rank * (target.features(c) + target.inputs(c))
+        };
+        self.targets.iter().map(of).sum::<usize>() as u64
     }
 }

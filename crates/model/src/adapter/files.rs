@@ -96,7 +96,7 @@ impl StoredAdapter {
             }
         }
         let targets = match &file.target_modules {
-            Some(Targets::Text(text)) if text == "all-linear" => LoraTarget::ALL.to_vec(),
+            Some(Targets::Text(text)) if text == "all-linear" => LoraTarget::LAYER.to_vec(),
             Some(Targets::List(names)) => names
                 .iter()
                 .map(|name| {
@@ -117,6 +117,11 @@ impl StoredAdapter {
             config: LoraConfig::new(file.r, file.lora_alpha, file.use_rslora, &targets),
             folder: folder.to_owned(),
         })
+    }
+
+    /// Shape of the adapter.
+    pub(crate) fn config(&self) -> &LoraConfig {
+        &self.config
     }
 
     /// Folder of the base.

@@ -17,7 +17,7 @@ pub use error::AdapterError;
 pub(crate) use backward::LayerGradients;
 pub(crate) use config::Projection;
 pub(crate) use files::{FILES, StoredAdapter, is_adapter, save};
-pub(crate) use packed::{PackedAdapter, PackedFactors, PackedLayerFactors};
+pub(crate) use packed::{PackedAdapter, PackedAdapterSet, PackedFactors, PackedLayerFactors};
 pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors};
 
 use crate::tensors::TensorSpec;

@@ -21,24 +21,37 @@ pub(crate) struct PackedFactors<E: Element> {
 #[derive(Debug)]
 pub(crate) struct PackedLayerFactors<E: Element>([Option<PackedFactors<E>>; 4]);
 
-/// Packed factors in the dtype of the model, of all layers.
+/// Factors of all products.
+#[derive(Debug)]
+pub(crate) struct PackedAdapterSet<E: Element> {
+    pub(crate) layers: Vec<PackedLayerFactors<E>>,
+    /// Of the language head, if it is adapted.
+    pub(crate) head: Option<PackedFactors<E>>,
+}
+
+/// Packed factors in the dtype of the model.
 #[derive(Debug)]
 pub(crate) enum PackedAdapter {
-    F32(Vec<PackedLayerFactors<f32>>),
-    Bf16(Vec<PackedLayerFactors<Bf16>>),
+    F32(PackedAdapterSet<f32>),
+    Bf16(PackedAdapterSet<Bf16>),
 }
 
 impl PackedAdapter {
     pub(crate) fn new(ctx: &Ctx, set: &AdapterSet, scale: f64, dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32(layers(ctx, set, scale)),
-            Dtype::Bf16 => Self::Bf16(layers(ctx, set, scale)),
+            Dtype::F32 => Self::F32(PackedAdapterSet::new(ctx, set, scale as f32)),
+            Dtype::Bf16 => Self::Bf16(PackedAdapterSet::new(ctx, set, scale as f32)),
         }
     }
 }
 
-fn layers<E: Element>(ctx: &Ctx, set: &AdapterSet, scale: f64) -> Vec<PackedLayerFactors<E>> {
-    set.layers.iter().map(|layer| PackedLayerFactors::new(ctx, layer, scale as f32)).collect()
+impl<E: Element> PackedAdapterSet<E> {
+    fn new(ctx: &Ctx, set: &AdapterSet, scale: f32) -> Self {
+        Self {
+            layers: set.layers.iter().map(|layer| PackedLayerFactors::new(ctx, layer, scale)).collect(),
+            head: set.head.as_ref().map(|factors| PackedFactors::new(ctx, factors, scale)),
+        }
+    }
 }
 
 impl<E: Element> PackedLayerFactors<E> {
@@ -77,6 +90,6 @@ impl<E: Element> PackedFactors<E> {
     }
 
     pub(crate) fn low_rank(&self) -> LowRank<'_, E> {
-        LowRank { a: &self.a, b: &self.b }
+        LowRank { a: &self.a, b: &self.b, dropout: None }
     }
 }

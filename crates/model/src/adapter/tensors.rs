@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_ops::{Buf, Columns};
+use rloom_ops::{self as ops, Buf, Columns, Ctx};
 
 use super::{LoraConfig, LoraTarget, Projection};
 use crate::ModelConfig;
@@ -40,6 +40,8 @@ pub(crate) struct AdapterLayer([Option<Factors>; 4]);
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterSet {
     pub(crate) layers: Vec<AdapterLayer>,
+    /// Of the language head, if it is adapted.
+    pub(crate) head: Option<Factors>,
 }
 
 impl Factors {
@@ -48,10 +50,15 @@ impl Factors {
         self.members.last().map_or(0, |member| member.columns.of_u.end)
     }
 
-    fn zeros(model: &ModelConfig, config: &LoraConfig, projection: Projection) -> Option<Self> {
-        let [n, k] = projection.shape(model);
+    /// Factors of zeros for the adapted ones of the targets that a product `[n, k]` computes, in the order of its columns.
+    fn zeros(
+        model: &ModelConfig,
+        config: &LoraConfig,
+        [n, k]: [usize; 2],
+        targets: impl Iterator<Item = LoraTarget>,
+    ) -> Option<Self> {
         let (mut column, mut of_b, mut members) = (0, 0, Vec::new());
-        for target in LoraTarget::ALL.into_iter().filter(|target| target.projection() == projection) {
+        for target in targets {
             let features = target.features(model);
             if config.targets.contains(&target) {
                 let first = members.len() * config.rank;
@@ -64,6 +71,38 @@ impl Factors {
         }
         let rows = members.len() * config.rank;
         (rows > 0).then(|| Self { a: Buf::zeros(rows * k), b: Buf::zeros(of_b), shape: [n, k], members })
+    }
+
+    /// Adds the product of the factors to a weight, `W + scale·B·A`.
+    pub(crate) fn add_to(&self, weight: &mut Buf, scale: f32) {
+        let (ctx, k) = (Ctx::serial(), self.shape[1]);
+        for member in &self.members {
+            let (columns, rank) = (&member.columns, member.columns.of_u.len());
+            let mut scaled = Buf::from_slice(&self.b.as_slice()[member.b.clone()]);
+            ops::scale(&ctx, &mut scaled, scale);
+            let a = Buf::from_slice(&self.a.as_slice()[columns.of_u.start * k..columns.of_u.end * k]);
+            let rows = columns.of_projection.len();
+            let mut product = Buf::zeros(rows * k);
+            ops::linear_backward_input::<f32, f32, f32>(
+                &ctx,
+                &mut product,
+                &scaled,
+                rows,
+                &a,
+                rank,
+                k,
+                false,
+            );
+            let weight = &mut weight.as_mut_slice()[columns.of_projection.start * k..][..rows * k];
+            for (weight, add) in weight.iter_mut().zip(product.as_slice()) {
+                *weight += add;
+            }
+        }
+    }
+
+    fn of_projection(model: &ModelConfig, config: &LoraConfig, projection: Projection) -> Option<Self> {
+        let targets = LoraTarget::LAYER.into_iter().filter(|target| target.projection() == Some(projection));
+        Self::zeros(model, config, projection.shape(model), targets)
     }
 }
 
@@ -79,9 +118,12 @@ impl AdapterLayer {
 
 impl AdapterSet {
     pub(crate) fn zeros(model: &ModelConfig, config: &LoraConfig) -> Self {
-        let layer =
-            || AdapterLayer(Projection::ALL.map(|projection| Factors::zeros(model, config, projection)));
-        Self { layers: (0..model.layers).map(|_| layer()).collect() }
+        let layer = || AdapterLayer(Projection::ALL.map(|of| Factors::of_projection(model, config, of)));
+        let head = [model.vocab_size, model.hidden_size];
+        Self {
+            layers: (0..model.layers).map(|_| layer()).collect(),
+            head: Factors::zeros(model, config, head, std::iter::once(LoraTarget::LmHead)),
+        }
     }
 
     /// Initialises `A` as PEFT does: uniform within `±1/√K` (Kaiming's distribution with `a = √5`).
@@ -100,12 +142,13 @@ impl AdapterSet {
     }
 
     pub(crate) fn bufs(&self) -> Vec<&Buf> {
-        let factors = self.layers.iter().flat_map(|layer| layer.0.iter().flatten());
+        let factors = self.layers.iter().flat_map(|layer| layer.0.iter().flatten()).chain(&self.head);
         factors.flat_map(|factors| [&factors.a, &factors.b]).collect()
     }
 
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
-        let factors = self.layers.iter_mut().flat_map(|layer| layer.0.iter_mut().flatten());
+        let layers = self.layers.iter_mut().flat_map(|layer| layer.0.iter_mut().flatten());
+        let factors = layers.chain(&mut self.head);
         factors.flat_map(|factors| [&mut factors.a, &mut factors.b]).collect()
     }
 }
@@ -117,43 +160,33 @@ fn is_a(spec: &TensorSpec) -> bool {
     spec.name.ends_with(A)
 }
 
-/// Name of the layer's weight in the base, for a matrix `A`.
-pub(crate) fn adapted(layer: usize, target: LoraTarget) -> String {
-    format!("model.layers.{layer}.{}", target.module())
-}
-
 /// All tensors of an adapter by PEFT's names.
 pub(crate) fn specs(model: &ModelConfig, config: &LoraConfig) -> Vec<TensorSpec> {
     let (mut specs, mut buffer) = (Vec::new(), 0);
+    let mut add = |prefix: &str, k: usize, projection: Option<Projection>| {
+        let of = |target: &&LoraTarget| target.projection() == projection;
+        let targets: Vec<&LoraTarget> = config.targets.iter().filter(of).collect();
+        if targets.is_empty() {
+            return;
+        }
+        for (factor, name) in [A, B].into_iter().enumerate() {
+            let mut offset = 0;
+            for target in &targets {
+                let features = target.features(model);
+                let shape = if factor == 0 { vec![config.rank, k] } else { vec![features, config.rank] };
+                let name = format!("base_model.model.{prefix}{}.{name}", target.module());
+                let spec = TensorSpec { name, shape, decays: true, buffer: buffer + factor, offset };
+                offset += spec.len();
+                specs.push(spec);
+            }
+        }
+        buffer += 2;
+    };
     for layer in 0..model.layers {
         for projection in Projection::ALL {
-            let targets: Vec<LoraTarget> =
-                config.targets.iter().copied().filter(|target| target.projection() == projection).collect();
-            if targets.is_empty() {
-                continue;
-            }
-            let k = projection.shape(model)[1];
-            for (factor, name) in [A, B].into_iter().enumerate() {
-                let mut offset = 0;
-                for &target in &targets {
-                    let shape = if factor == 0 {
-                        vec![config.rank, k]
-                    } else {
-                        vec![target.features(model), config.rank]
-                    };
-                    let spec = TensorSpec {
-                        name: format!("base_model.model.{}.{name}", adapted(layer, target)),
-                        shape,
-                        decays: true,
-                        buffer: buffer + factor,
-                        offset,
-                    };
-                    offset += spec.len();
-                    specs.push(spec);
-                }
-            }
-            buffer += 2;
+            add(&format!("model.layers.{layer}."), projection.shape(model)[1], Some(projection));
         }
     }
+    add("", model.hidden_size, None);
     specs
 }

@@ -1,13 +1,15 @@
-//! Weights in files: reads `safetensors`, single or sharded, in f32, f16 or bf16; writes f32.
+//! Weights in files: reads `safetensors`, single or sharded, in f32, f16 or bf16; writes f32 or bf16.
 
 mod header;
+mod low_bits;
 mod read;
 mod write;
 
 use std::path::PathBuf;
 
+pub(crate) use low_bits::{FILE as LOW_BITS, LowBits};
 pub(crate) use read::{Checkpoint, INDEX, SINGLE, TensorFile};
-pub(crate) use write::{TensorOut, write_tensors, write_tensors_as};
+pub(crate) use write::{TensorOut, Values, write_tensors, write_tensors_as};
 
 /// Weights that cannot be read or written.
 #[derive(Debug, miette::Diagnostic, thiserror::Error)]

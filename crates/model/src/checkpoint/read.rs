@@ -69,6 +69,17 @@ impl TensorFile {
 
     /// A tensor's location in the file, and its encoding.
     fn find(&self, name: &str, shape: &[usize]) -> Result<(&TensorInfo, Encoding), CheckpointError> {
+        let info = self.find_info(name, shape)?;
+        let encoding = Encoding::of(info.dtype).ok_or_else(|| self.other_dtype(name, info.dtype))?;
+        Ok((info, encoding))
+    }
+
+    fn other_dtype(&self, name: &str, dtype: Dtype) -> CheckpointError {
+        let (path, name) = (self.path.clone(), name.to_owned());
+        CheckpointError::Dtype { path, name, dtype: format!("{dtype:?}") }
+    }
+
+    fn find_info(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, CheckpointError> {
         let info = self.metadata.info(name).ok_or_else(|| CheckpointError::MissingTensor {
             path: self.path.clone(),
             name: name.to_owned(),
@@ -82,12 +93,7 @@ impl TensorFile {
                 actual: info.shape.clone(),
             });
         }
-        let encoding = Encoding::of(info.dtype).ok_or_else(|| CheckpointError::Dtype {
-            path: self.path.clone(),
-            name: name.to_owned(),
-            dtype: format!("{:?}", info.dtype),
-        })?;
-        Ok((info, encoding))
+        Ok(info)
     }
 
     /// Converts a tensor to f32 into `to`, whose length must match `shape`.
@@ -100,6 +106,24 @@ impl TensorFile {
         let (info, encoding) = self.find(name, shape)?;
         let start = self.data + info.data_offsets.0 as u64;
         self.read_blocks(start, encoding, to).map_err(|source| self.read_error(source))
+    }
+
+    /// Reads a tensor of bytes or of words, whose length must match `shape`, as it is in the file.
+    pub(crate) fn read_raw(
+        &self,
+        name: &str,
+        shape: &[usize],
+        dtype: Dtype,
+        to: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let info = self.find_info(name, shape)?;
+        if info.dtype != dtype {
+            return Err(self.other_dtype(name, info.dtype));
+        }
+        let mut file = &self.file;
+        let start = SeekFrom::Start(self.data + info.data_offsets.0 as u64);
+        let read = file.seek(start).and_then(|_| file.read_exact(to));
+        read.map_err(|source| self.read_error(source))
     }
 
     fn read_blocks(&self, start: u64, encoding: Encoding, to: &mut [f32]) -> std::io::Result<()> {

@@ -252,6 +252,14 @@ impl ModelConfig {
         fields
     }
 
+    /// Gives the language head a table of its own.
+    pub(crate) fn untie(&mut self) {
+        self.tie_embeddings = false;
+        if !self.source.is_empty() {
+            self.source.insert("tie_word_embeddings".into(), json!(false));
+        }
+    }
+
     /// Checks the consistency of the sizes; errors refer to the configuration as `origin`.
     fn validate(&self, origin: &Path) -> Result<(), ConfigError> {
         let inconsistent = |problem| Err(ConfigError::Inconsistent { path: origin.to_owned(), problem });

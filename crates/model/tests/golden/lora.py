@@ -24,19 +24,26 @@ CASES = {
     ),
     "tiny-mistral": LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM"),
 }
+# Adapters of the language head, which is tied to the embedding in one of the checkpoints.
+HEADS = {
+    "tiny-llama": LoraConfig(r=4, lora_alpha=8, target_modules=["lm_head"], task_type="CAUSAL_LM"),
+    "tiny-qwen2": LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+}
 
 
 def main():
     torch.manual_seed(21)
-    for name, config in CASES.items():
+    every = [(name, name, config) for name, config in CASES.items()]
+    for case, name, config in [*every, *((f"{name}-head", name, config) for name, config in HEADS.items())]:
         base = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32)
         model = get_peft_model(base, config).eval()
         for key, parameter in model.named_parameters():
             if "lora_B" in key:
                 torch.nn.init.normal_(parameter, std=0.05)
-        folder = HERE / "lora" / name
+        folder = HERE / "lora" / case
         model.peft_config["default"].base_model_name_or_path = f"../../../fixtures/{name}"
-        model.save_pretrained(folder)
+        # PEFT would add the tables of the base to an adapter of the head.
+        model.save_pretrained(folder, save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)
 
         sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
@@ -62,11 +69,11 @@ def main():
         for key, parameter in model.named_parameters():
             if parameter.grad is not None:
                 data["grad." + key.replace(".default", "")] = parameter.grad.float().contiguous()
-        save_file(data, HERE / "lora" / f"{name}.safetensors")
+        save_file(data, HERE / "lora" / f"{case}.safetensors")
         merged = model.float().merge_and_unload()
         with torch.no_grad():
             alone = torch.cat([merged(sequence[None]).logits[0] for sequence in sequences])
-        print(name, count, float((alone - logits).abs().max()))
+        print(case, count, float((alone - logits).abs().max()))
 
 
 if __name__ == "__main__":

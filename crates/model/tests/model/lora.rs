@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rloom_model::{
     ActivationCheckpointing, AdapterError, Dtype, GenerationConfig, Gradients, LoadError, LoraConfig,
-    LoraTarget, Model, Optimizer, OptimizerSettings,
+    LoraDropout, LoraTarget, Model, Optimizer, OptimizerSettings,
 };
 use rloom_ops::{Ctx, Isa, Order};
 
@@ -14,7 +14,10 @@ use crate::reference::{
     Batch, FORMATS, Golden, NAMES, by, differing, fixture, forward_backward, max_abs, model, relative,
 };
 
-/// The adapter that PEFT has saved for a checkpoint.
+/// Adapters that PEFT has saved: of the layers, and of the language head, which is tied to the embedding in the last one.
+const ADAPTERS: [&str; 5] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-llama-head", "tiny-qwen2-head"];
+
+/// The adapter that PEFT has saved under a name.
 fn stored(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora").join(name)
 }
@@ -45,7 +48,7 @@ fn gradients(
 #[test]
 fn adapters_of_peft_agree_with_it() {
     let ctx = Ctx::serial();
-    for name in NAMES {
+    for name in ADAPTERS {
         let (golden, model) = (golden(name), Model::load(&stored(name)).unwrap());
         let logits = all_logits(&model, &ctx, &Batch::of(&golden));
         let difference = max_abs(&logits, &golden.floats("logits"));
@@ -65,7 +68,7 @@ fn adapters_of_peft_agree_with_it() {
 #[test]
 fn steps_with_an_adapter_are_bitwise_identical_to_the_packed_forward() {
     let sequences = sequences();
-    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+    for (name, dtype) in ADAPTERS.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let model = Model::load_frozen(&stored(name), dtype).unwrap();
         let from_forward = expected(&model, &Ctx::serial(), &sequences);
         assert_ne!(from_forward, expected(&model.without_adapter(), &Ctx::serial(), &sequences));
@@ -83,7 +86,7 @@ fn steps_with_an_adapter_are_bitwise_identical_to_the_packed_forward() {
 /// The same bits on every instruction set, as the weights alone have.
 #[test]
 fn logits_do_not_depend_on_the_instruction_set() {
-    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+    for (name, dtype) in ADAPTERS.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let (golden, model) = (golden(name), Model::load_frozen(&stored(name), dtype).unwrap());
         let batch = Batch::of(&golden);
         let first = all_logits(&model, &Ctx::with_isa(1, Isa::Portable).unwrap(), &batch);
@@ -96,7 +99,7 @@ fn logits_do_not_depend_on_the_instruction_set() {
 
 #[test]
 fn gradients_do_not_depend_on_threads_or_checkpointing() {
-    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+    for (name, dtype) in ADAPTERS.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let (golden, model) = (golden(name), Model::load_frozen(&stored(name), dtype).unwrap());
         let (scores, first) = gradients(&model, &golden, 1, ActivationCheckpointing::None);
         for (threads, checkpointing) in
@@ -140,7 +143,7 @@ fn gradients_do_not_depend_on_packing() {
 }
 
 fn all_linear() -> LoraConfig {
-    LoraConfig::new(4, 8.0, false, &LoraTarget::ALL)
+    LoraConfig::new(4, 8.0, false, &LoraTarget::LAYER)
 }
 
 /// A new adapter changes nothing, its training changes its factors alone, and other models over the base are as before.
@@ -182,7 +185,7 @@ fn the_base_is_shared_and_stays_as_it_is() {
 #[test]
 fn merging_gives_the_logits_of_the_adapter() {
     let ctx = Ctx::serial();
-    for name in NAMES {
+    for name in ADAPTERS {
         let golden = golden(name);
         let model = Model::load(&stored(name)).unwrap();
         let merged = model.merged();
@@ -199,7 +202,7 @@ fn merging_gives_the_logits_of_the_adapter() {
 
 #[test]
 fn a_saved_adapter_is_read_back() {
-    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+    for (name, dtype) in ADAPTERS.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let folder = tempfile::tempdir().unwrap();
         let model = Model::load_frozen(&stored(name), dtype).unwrap();
         model.save(folder.path(), &GenerationConfig::default()).unwrap();
@@ -248,7 +251,7 @@ fn what_cannot_be_applied_is_an_error() {
         ("\"use_dora\": false", "\"use_dora\": true", "`use_dora` true"),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "`bias` \"all\""),
         ("\"LORA\"", "\"IA3\"", "`peft_type` \"IA3\""),
-        ("\"q_proj\"", "\"lm_head\"", "the target module \"lm_head\""),
+        ("\"q_proj\"", "\"embed_tokens\"", "the target module \"embed_tokens\""),
         ("\"r\": 4", "\"rank_pattern\": { \"q_proj\": 2 }, \"r\": 4", "`rank_pattern` {\"q_proj\":2}"),
         ("\"r\": 4", "\"r\": 0", "an adapter without parameters"),
     ] {
@@ -276,4 +279,159 @@ fn what_cannot_be_applied_is_an_error() {
     let unsaved = Model::init(model.config(), 3).with_adapter(all_linear(), 1);
     let error = unsaved.save(folder.path(), &GenerationConfig::default()).unwrap_err();
     assert!(matches!(error, LoadError::Adapter(AdapterError::NoBaseFolder { .. })));
+}
+
+/// The adapter of a tied head leaves the embedding as it is: a merged model has a table of its own.
+#[test]
+fn merging_an_adapter_of_a_tied_head_unties_it() {
+    let model = Model::load(&stored("tiny-qwen2-head")).unwrap();
+    let merged = model.merged();
+    assert!(model.config().tie_embeddings && !merged.config().tie_embeddings);
+    let tensor = |model: &Model, name: &str| {
+        let mut tensors = model.named_tensors();
+        tensors.find(|(spec, _)| spec.name == name).map(|(_, values)| values.to_vec())
+    };
+    let embedding = tensor(&model, "model.embed_tokens.weight").unwrap();
+    assert_eq!(tensor(&merged, "model.embed_tokens.weight").unwrap(), embedding);
+    assert!(max_abs(&tensor(&merged, "lm_head.weight").unwrap(), &embedding) > 1e-3);
+}
+
+/// What sampling and scoring read is enough for both, and the weights can be written from it.
+#[test]
+fn packed_weights_score_as_the_others() {
+    let ctx = Ctx::serial();
+    for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let batch = Batch::of(&golden(name));
+        let mut whole = model(name).with_dtype(dtype);
+        let frozen = Model::load_frozen(&fixture(name), dtype).unwrap().packed_only(&ctx);
+        let packed = whole.packed_only(&ctx);
+        let before = all_logits(&whole, &ctx, &batch);
+        assert!(packed.named_tensors().all(|(spec, _)| !spec.name.ends_with("proj.weight")), "{name}");
+        // The weights change, the published ones do not.
+        let (_, gradients) = gradients(&whole, &golden(name), 1, ActivationCheckpointing::None);
+        let settings = OptimizerSettings { learning_rate: 0.01, ..OptimizerSettings::default() };
+        Optimizer::new(&whole, settings).step(&ctx, &mut whole, &gradients, 0.01).unwrap();
+        assert_ne!(all_logits(&whole, &ctx, &batch), before);
+        for packed in [packed, frozen] {
+            assert!(all_logits(&packed, &ctx, &batch) == before, "{name} {dtype:?}");
+            assert!(packed.frozen_digest().is_some());
+            let folder = tempfile::tempdir().unwrap();
+            packed.save(folder.path(), &GenerationConfig::default()).unwrap();
+            let again = Model::load(folder.path()).unwrap().with_dtype(dtype);
+            assert!(all_logits(&again, &ctx, &batch) == before, "{name} {dtype:?}");
+            if dtype == Dtype::F32 {
+                assert!(again.named_tensors().eq(model(name).named_tensors()), "{name}");
+            }
+        }
+    }
+}
+
+fn keys(count: usize) -> Vec<u64> {
+    (0..count as u64).map(|i| i * 77 + 3).collect()
+}
+
+/// Masks are those of the tokens: recomputation, threads and packing change nothing, and without a rate there are none.
+#[test]
+fn dropout_depends_on_the_tokens_alone() {
+    for (name, dtype) in ADAPTERS.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
+        let (golden, model) = (golden(name), Model::load_frozen(&stored(name), dtype).unwrap());
+        let batch = Batch::of(&golden);
+        let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
+        let pass = |threads: usize, checkpointing, rate: f32| {
+            let ctx = Ctx::new(threads).unwrap();
+            let dropout = LoraDropout { rate, keys: keys(batch.tokens.len()) };
+            let forward = model
+                .forward_with(
+                    &ctx,
+                    &batch.tokens(),
+                    &batch.rows(),
+                    checkpointing,
+                    Some(dropout.clone()),
+                    None,
+                )
+                .unwrap();
+            let scores = forward.scores().clone();
+            let again = model.score_with(&ctx, &batch.tokens(), &batch.rows(), Some(&dropout)).unwrap();
+            assert_eq!(scores, again);
+            let mut gradients = Gradients::zeros(&model);
+            model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), &mut gradients).unwrap();
+            (scores, gradients)
+        };
+        let (scores, first) = pass(1, ActivationCheckpointing::None, 0.3);
+        for (threads, checkpointing) in
+            [(2, ActivationCheckpointing::Attention), (3, ActivationCheckpointing::Block)]
+        {
+            let (again, other) = pass(threads, checkpointing, 0.3);
+            assert_eq!(again, scores, "{name} {dtype:?}");
+            assert_eq!(differing(&first, &other), None, "{name} {dtype:?}");
+        }
+        let (plain, whole) = gradients(&model, &golden, 1, ActivationCheckpointing::None);
+        assert_ne!(plain, scores, "{name} {dtype:?}");
+        let (zero, unmasked) = pass(1, ActivationCheckpointing::None, 0.0);
+        assert_eq!(zero, plain);
+        if dtype == Dtype::F32 {
+            for ((spec, a), (_, b)) in unmasked.named().zip(whole.named()) {
+                assert!(relative(a, b) <= 1e-5, "{name} {}", spec.name);
+            }
+        }
+    }
+}
+
+/// The gradient with masks by differences of the loss: along each matrix's own gradient.
+#[test]
+fn gradients_with_dropout_agree_with_differences() {
+    let ctx = Ctx::serial();
+    for name in ADAPTERS {
+        let golden = golden(name);
+        let batch = Batch::of(&golden);
+        let (d_logprob, d_entropy) = (golden.floats("d_logprob"), golden.floats("d_entropy"));
+        let dropout = LoraDropout { rate: 0.4, keys: keys(batch.tokens.len()) };
+        let loss = |model: &Model| -> f64 {
+            let scores = model.score_with(&ctx, &batch.tokens(), &batch.rows(), Some(&dropout)).unwrap();
+            let by = |x: &[f32], d: &[f32]| -> f64 {
+                x.iter().zip(d).map(|(x, d)| f64::from(*x) * f64::from(*d)).sum()
+            };
+            by(&scores.logprob, &d_logprob) + by(&scores.entropy, &d_entropy)
+        };
+        let model = Model::load(&stored(name)).unwrap();
+        let forward = model
+            .forward_with(
+                &ctx,
+                &batch.tokens(),
+                &batch.rows(),
+                ActivationCheckpointing::None,
+                Some(dropout.clone()),
+                None,
+            )
+            .unwrap();
+        let mut gradients = Gradients::zeros(&model);
+        model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), &mut gradients).unwrap();
+        // A step of size h along a matrix's gradient g changes the loss by h·|g|²; smaller ones for larger gradients, whose
+        // curvature is larger too.
+        for (spec, gradient) in gradients.named() {
+            let square: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum();
+            let h = 2e-2 / (square.sqrt() * (1.0 + square.sqrt() / 2.0));
+            let moved = |h: f64| moved(&model, &spec.name, gradient, h as f32);
+            let change = (loss(&moved(h)) - loss(&moved(-h))) / (2.0 * h);
+            assert!((change / square - 1.0).abs() < 2e-2, "{name} {}: {change} for {square}", spec.name);
+        }
+    }
+}
+
+/// The model with a multiple of `by` added to one of its trained matrices.
+fn moved(model: &Model, name: &str, by: &[f32], h: f32) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    model.save(folder.path(), &GenerationConfig::default()).unwrap();
+    let path = folder.path().join("adapter_model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let range = {
+        let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let (start, end) = metadata.info(name).unwrap().data_offsets;
+        8 + header + start..8 + header + end
+    };
+    for (x, g) in bytes[range].as_chunks_mut::<4>().0.iter_mut().zip(by) {
+        *x = h.mul_add(*g, f32::from_le_bytes(*x)).to_le_bytes();
+    }
+    fs::write(&path, bytes).unwrap();
+    Model::load(folder.path()).unwrap()
 }

@@ -1,8 +1,8 @@
 //! AdamW, clipping and schedule compared with PyTorch (`tests/golden/adamw.py`), and the optimizer's state in files.
 
 use rloom_model::{
-    ActivationCheckpointing, Gradients, Model, Optimizer, OptimizerError, OptimizerSettings, PackedTokens,
-    Schedule, ScoreRows,
+    ActivationCheckpointing, Gradients, Model, MomentFormat, Optimizer, OptimizerError, OptimizerSettings,
+    PackedTokens, Schedule, ScoreRows,
 };
 use rloom_ops::Ctx;
 
@@ -137,4 +137,43 @@ fn settings_are_checked() {
     );
     let bad = OptimizerSettings { learning_rate: f64::NAN, ..settings() };
     assert!(bad.validate().is_err());
+}
+
+fn int8() -> OptimizerSettings {
+    OptimizerSettings { moments: MomentFormat::Int8, ..settings() }
+}
+
+/// Training with moments of 8 bits learns as with those of 32, and its state continues as if it had never been in a file.
+#[test]
+fn moments_of_8_bits_learn_as_those_of_32() {
+    let tokens = Golden::open("adamw.safetensors").ids("tokens");
+    let (ctx, folder) = (Ctx::new(2).unwrap(), tempfile::tempdir().unwrap());
+    let start = model("tiny-qwen3");
+    let train = |settings: OptimizerSettings, restarts: bool| {
+        let (mut model, mut losses) = (start.clone(), Vec::new());
+        let mut gradients = Gradients::zeros(&model);
+        let mut optimizer = Optimizer::new(&model, settings.clone());
+        for step in 0..60 {
+            losses.push(likelihood(&model, &tokens, &mut gradients));
+            optimizer.step(&ctx, &mut model, &gradients, 3e-3).unwrap();
+            if restarts && step == 20 {
+                let path = folder.path().join("optimizer.safetensors");
+                optimizer.save(&path).unwrap();
+                optimizer = Optimizer::load(&path, &model, settings.clone()).unwrap();
+            }
+        }
+        (model, losses)
+    };
+    let (_, exact) = train(settings(), false);
+    let (model, losses) = train(int8(), false);
+    let fall = |losses: &[f64]| losses[0] - losses[59];
+    println!("loss {:.4}: {:.4} with 32 bits, {:.4} with 8", exact[0], exact[59], losses[59]);
+    assert!(fall(&exact) > 0.5, "{exact:?}");
+    assert!((fall(&losses) / fall(&exact) - 1.0).abs() < 0.02, "{} {}", losses[59], exact[59]);
+    assert_ne!(losses, exact);
+    let (again, _) = train(int8(), true);
+    assert!(again.named_tensors().eq(model.named_tensors()), "a restart changes the weights");
+    // The state of another format is an error.
+    let path = folder.path().join("optimizer.safetensors");
+    assert!(Optimizer::load(&path, &model, settings()).is_err());
 }

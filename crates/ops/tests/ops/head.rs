@@ -55,6 +55,7 @@ impl Case {
             scores,
             &self.d_logprob,
             &self.d_entropy,
+            None,
         );
         (dh, dw)
     }

@@ -54,7 +54,21 @@ impl Case {
         let (h, w_vd) = (Buf::from_slice(&self.h), Buf::from_slice(&self.w));
         let ones = vec![INV_TEMPERATURE; self.rows];
         let (lp, ent) = (&self.d_logprob, &self.d_entropy);
-        head_backward(ctx, &mut dh, &mut dw, &h, self.rows, &w_vd, w, &self.targets, &ones, scores, lp, ent);
+        head_backward(
+            ctx,
+            &mut dh,
+            &mut dw,
+            &h,
+            self.rows,
+            &w_vd,
+            w,
+            &self.targets,
+            &ones,
+            scores,
+            lp,
+            ent,
+            None,
+        );
         (dh, dw)
     }
 }

@@ -5,8 +5,8 @@
 use crate::support::{assert_same, contexts, noise};
 use proptest::prelude::*;
 use rloom_ops::{
-    Bf16, Buf, Ctx, Draw, Element, HeadOutput, HeadRequest, HeadResult, Packed, Pick, RowDraw, head_draw,
-    head_forward, head_logits, pack,
+    Bf16, Buf, Ctx, Draw, Element, HeadOutput, HeadRequest, HeadResult, LowRank, Packed, Pick, RowDraw,
+    Weight, head_draw, head_forward, head_logits, pack,
 };
 
 /// Requests of all rows, and the shape of the head.
@@ -28,7 +28,7 @@ fn inputs<E: Element>(ctx: &Ctx, case: &Case) -> (Buf<E>, Packed<E>) {
 }
 
 /// The expected results, computed from stored logits.
-fn expected<E: Element>(ctx: &Ctx, case: &Case, h: &Buf<E>, w: &Packed<E>) -> Vec<Option<Pick>> {
+fn expected<E: Element>(ctx: &Ctx, case: &Case, h: &Buf<E>, w: Weight<'_, E>) -> Vec<Option<Pick>> {
     let (rows, v) = (case.requests.len(), case.v);
     let mut logits = Buf::zeros(rows * v);
     head_logits(ctx, &mut logits, h, rows, w);
@@ -41,19 +41,33 @@ fn expected<E: Element>(ctx: &Ctx, case: &Case, h: &Buf<E>, w: &Packed<E>) -> Ve
     picks.collect()
 }
 
-/// Compares bitwise with the rows of logits and with the forward pass of training.
+/// Compares bitwise with the rows of logits and with the forward pass of training, without and with a low-rank addition.
 fn check<E: Element>(ctx: &Ctx, case: &Case, out: &mut HeadOutput) {
+    const RANK: usize = 3;
     let (h, w) = inputs::<E>(ctx, case);
+    let [a, b] = [(5, RANK, case.d), (6, case.v, RANK)]
+        .map(|(seed, n, k)| pack::<E>(ctx, &Buf::from_vec(noise(seed, n * k)), n, k));
+    check_with(ctx, case, out, &h, (&w).into());
+    check_with(
+        ctx,
+        case,
+        out,
+        &h,
+        Weight { packed: &w, low_rank: Some(LowRank { a: &a, b: &b, dropout: None }) },
+    );
+}
+
+fn check_with<E: Element>(ctx: &Ctx, case: &Case, out: &mut HeadOutput, h: &Buf<E>, w: Weight<'_, E>) {
     let rows = case.requests.len();
-    let picks = expected(ctx, case, &h, &w);
+    let picks = expected(ctx, case, h, w);
     let mut logits = Buf::zeros(rows * case.v);
-    head_logits(ctx, &mut logits, &h, rows, &w);
-    head_draw(ctx, out, &h, &w, &case.requests);
+    head_logits(ctx, &mut logits, h, rows, w);
+    head_draw(ctx, out, h, w, &case.requests);
     assert_eq!(out.results.len(), rows);
 
     let targets: Vec<u32> = picks.iter().map(|pick| pick.map_or(0, |pick| pick.token)).collect();
     let scales: Vec<f32> = case.requests.iter().map(scale).collect();
-    let scores = head_forward(ctx, &h, rows, &w, &targets, &scales);
+    let scores = head_forward(ctx, h, rows, w, &targets, &scales);
     for (t, (result, pick)) in out.results.iter().zip(&picks).enumerate() {
         let what = format!("row {t} of {case:?}, {ctx:?}");
         match result {

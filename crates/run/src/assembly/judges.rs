@@ -91,7 +91,7 @@ impl Weights {
         let tokenizer = Some((*policy.tokenizer).clone());
         let engine =
             EmbeddedRolloutEngine::new(model.config(), &ctx, &RolloutSettings::default(), tokenizer)?;
-        let published = super::publish(&model, PolicyVersion(0));
+        let published = super::publish(&ctx, &model, PolicyVersion(0));
         runtime::block_on(engine.load(&published, OnUpdate::Finish))??;
         Ok(Self { name: name.to_owned(), engine, digest: published.digest, policy })
     }

@@ -24,7 +24,7 @@ use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
     EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, lora_config, model_checkpointing, model_of,
-    publish_model,
+    publish_model, publish_packed,
 };
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
@@ -160,12 +160,18 @@ impl EmbeddedEngines {
 
     /// The model in a folder as the reference of a stage.
     fn reference(&self, stage: &Stage, folder: &Path, policy: &Model) -> Result<Arc<Model>, RunError> {
-        let model = Model::load(folder)?.with_dtype(self.dtype);
+        let model = Arc::new(Model::load(folder)?.with_dtype(self.dtype));
         let [own, expected] = [model.config(), policy.config()].map(|config| config.vocab_size);
         if own != expected {
             return Err(RunError::OtherVocabulary { stage: stage.name.clone(), own, expected });
         }
-        Ok(Arc::new(model))
+        Ok(self.scored(stage, &model))
+    }
+
+    /// A model as the reference of a stage: its weights in rows if it moves, otherwise it is only scored.
+    fn scored(&self, stage: &Stage, model: &Arc<Model>) -> Arc<Model> {
+        let moves = stage.trainer.reference.as_ref().is_some_and(|reference| reference.sync().is_some());
+        if moves { Arc::clone(model) } else { Arc::new(model.packed_only(&self.ctx)) }
     }
 
     /// Policy and reference of a stage.
@@ -175,7 +181,10 @@ impl EmbeddedEngines {
             Some(lora) => adapted(&start, lora_config(lora), self.seed)
                 .ok_or_else(|| RunError::OtherAdapter { stage: stage_name() }),
             None if start.lora().is_some() => Err(RunError::AdapterStart { stage: stage_name() }),
-            None => Ok([Arc::clone(&start), start]),
+            None => {
+                let reference = self.scored(stage, &start);
+                Ok([start, reference])
+            }
         }
     }
 }
@@ -215,15 +224,14 @@ pub fn rollout_engine(
     Ok(EmbeddedRolloutEngine::new(model, ctx, settings, tokenizer)?)
 }
 
-/// Creates an in-process train engine without a reference and with default optimiser settings, for benchmarks.
-pub fn train_engine(ctx: &Ctx, model: Model) -> impl TrainEngine + use<> {
-    let (optimizer, generation) = (OptimizerSettings::default(), GenerationConfig::default());
-    EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, generation)
+/// Creates an in-process train engine without a reference, for benchmarks.
+pub fn train_engine(ctx: &Ctx, model: Model, optimizer: OptimizerSettings) -> impl TrainEngine + use<> {
+    EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, GenerationConfig::default())
 }
 
 /// Publishes a model in memory, for commands that generate outside of a run.
-pub fn publish(model: &Arc<Model>, version: PolicyVersion) -> PublishedPolicy {
-    publish_model(PolicyId::MAIN, version, model)
+pub fn publish(ctx: &Ctx, model: &Model, version: PolicyVersion) -> PublishedPolicy {
+    publish_packed(PolicyId::MAIN, version, ctx, model)
 }
 
 /// Layout of the in-process rollout engine's key-value cache.
@@ -256,6 +264,8 @@ impl EngineFactory for EmbeddedEngines {
         let start = self.model(start)?;
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let checkpointing = stage.trainer.activation_checkpointing;
+        let save_dtype = stage.trainer.save_dtype();
+        let dropout = stage.trainer.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let optimizer = || stage.optimizer.clone();
         let engine = |policy: Arc<Model>, reference| {
             EmbeddedTrainEngine::new(
@@ -266,6 +276,8 @@ impl EngineFactory for EmbeddedEngines {
                 self.policy.generation.clone(),
             )
             .with_activation_checkpointing(checkpointing)
+            .with_save_dtype(save_dtype)
+            .with_adapter_dropout(dropout, self.seed)
         };
         if let Some(spec) = stage.algorithm.reward_model {
             let pad = self.policy.tokenizer.pad_id();
@@ -290,6 +302,7 @@ impl EngineFactory for EmbeddedEngines {
                 let generation = self.policy.generation.clone();
                 EmbeddedTrainEngine::with_value_head(ctx.clone(), policy, reference, optimizer(), generation)
                     .with_activation_checkpointing(checkpointing)
+                    .with_save_dtype(save_dtype)
             } else {
                 engine(policy, reference)
             },

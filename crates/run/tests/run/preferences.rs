@@ -56,24 +56,33 @@ impl Observer for StopEarly {
 
 pub(crate) fn weights(config: &Config, stage: &str) -> Vec<u8> {
     let last = config.run_directory().join(format!("checkpoints/{stage}-step-000003"));
-    let files = ["model.safetensors", "trainer/optimizer.safetensors"];
-    files.map(|file| std::fs::read(last.join(file)).unwrap()).concat()
+    let files =
+        ["model.safetensors", "model.low_bits", "adapter_model.safetensors", "trainer/optimizer.safetensors"];
+    let present = files.into_iter().filter(|file| last.join(file).exists());
+    let bytes: Vec<Vec<u8>> = present.map(|file| std::fs::read(last.join(file)).unwrap()).collect();
+    assert!(bytes.len() > 1);
+    bytes.concat()
 }
 
 /// Pairs, labels, both anchors and a loss over the step.
 #[test]
 fn stages_resume_to_the_same_bytes() {
-    for (recipe, stage, method) in [
-        (DPO, "dpo", "dpo"),
-        (DPO, "dpo", "orpo"),
-        (DPO, "dpo", "aot"),
-        (KTO, "kto", "kto"),
-        (KTO, "kto", "bco"),
+    const DROPOUT: &[&str] = &["trainer.lora={rank=4,dropout=0.2}"];
+    for (recipe, stage, method, more) in [
+        (DPO, "dpo", "dpo", &[][..]),
+        (DPO, "dpo", "orpo", &[]),
+        (DPO, "dpo", "aot", &[]),
+        (KTO, "kto", "kto", &[]),
+        (KTO, "kto", "bco", &[]),
+        (DPO, "dpo", "dpo", DROPOUT),
+        // A loss over the step scores the same masks twice.
+        (DPO, "dpo", "aot", DROPOUT),
+        (DPO, "dpo", "dpo", &["trainer.moments='int8'", "trainer.save_dtype='bf16'"]),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let whole = tiny(&directory.path().join("whole"), recipe, stage, method, &[]);
+        let whole = tiny(&directory.path().join("whole"), recipe, stage, method, more);
         rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
-        let broken = tiny(&directory.path().join("broken"), recipe, stage, method, &[]);
+        let broken = tiny(&directory.path().join("broken"), recipe, stage, method, more);
         let stop = StopFlag::default();
         assert!(rloom_run::train(&broken, &mut StopEarly(stage, stop.clone()), &stop).unwrap().interrupted);
         let options = ResumeOptions::default();
@@ -122,4 +131,23 @@ fn preferences_are_learned() {
             assert!(mean("rewards/accuracies") > 0.9, "{}", mean("rewards/accuracies"));
         }
     }
+}
+
+/// With an adapter the reference is the base: before the first step both score alike, so that no pair is preferred. Dropout masks
+/// the policy alone.
+#[test]
+fn the_reference_of_an_adapter_is_its_base() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |name: &str, lora: &str| {
+        let config = tiny(&directory.path().join(name), DPO, "dpo", "dpo", &[lora]);
+        rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        steps(&config, "dpo")
+    };
+    let plain = run("plain", "trainer.lora={rank=4}");
+    let first = |steps: &[BTreeMap<String, f64>], name: &str| steps[0][name];
+    assert!((first(&plain, "loss") - std::f64::consts::LN_2).abs() < 1e-6, "{:?}", plain[0]);
+    // `B` is zero, so that masks of the inputs of `A` change nothing yet; then they do.
+    let masked = run("masked", "trainer.lora={rank=4,dropout=0.5}");
+    assert_eq!(first(&masked, "loss"), first(&plain, "loss"));
+    assert_ne!(masked[2]["loss"], plain[2]["loss"]);
 }

@@ -24,7 +24,7 @@ use crate::checkpoints::Checkpoints;
 use crate::error::TrainApiError;
 use crate::futures::Outcome;
 use crate::problem::{Failed, Problem};
-use crate::settings::TrainApiSettings;
+use crate::settings::{TrainApiSettings, TrainedWeights};
 use crate::shared::Shared;
 use crate::trainer::{self, Job};
 use crate::wire::RequestId;
@@ -40,9 +40,10 @@ pub struct TrainApi {
 }
 
 impl TrainApi {
-    /// An API that trains copies of `base` and keeps checkpoints in `folder`. Starts the thread that trains; it ends with the
+    /// An API that trains adapters over `base`, or copies of it, and keeps checkpoints in `folder`. Starts the thread that trains; it ends with the
     /// API.
     pub fn new(base: BaseModel, folder: PathBuf, settings: TrainApiSettings) -> Result<Self, TrainApiError> {
+        let base = check_base(base, settings.weights)?;
         let checkpoints = Checkpoints::open(folder)?;
         let shared = Arc::new(Shared::new(settings, base, checkpoints, random()?));
         let (jobs, queue) = mpsc::channel();
@@ -191,6 +192,21 @@ fn accepted(future: &str, model: Option<&str>) -> Value {
         value["model_id"] = json!(model);
     }
     value
+}
+
+/// Checks that the base can be trained. As the base of adapters it needs no f32 matrices with bf16.
+fn check_base(base: BaseModel, weights: TrainedWeights) -> Result<BaseModel, TrainApiError> {
+    if base.model.lora().is_some() {
+        return Err(TrainApiError::AdapterServed);
+    }
+    match weights {
+        TrainedWeights::All => Ok(base),
+        TrainedWeights::Adapters if base.model.folder().is_none() => Err(TrainApiError::NoFolder),
+        TrainedWeights::Adapters => {
+            let model = Arc::new(Arc::unwrap_or_clone(base.model).frozen());
+            Ok(BaseModel { model, ..base })
+        }
+    }
 }
 
 /// 64 random bits.

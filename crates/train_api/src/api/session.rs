@@ -5,8 +5,10 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::{TrainApi, random};
+use crate::adapter::describe;
 use crate::checkpoints::CheckpointPath;
 use crate::problem::Problem;
+use crate::settings::TrainedWeights;
 use crate::version;
 use crate::wire::{CreateSession, Heartbeat, ModelId, SdkVersion, TinkerPath};
 
@@ -47,11 +49,12 @@ impl TrainApi {
             return Err(Problem::busy(format!("{most} sessions are open, which is the limit")));
         }
         registry.open(id.clone(), Instant::now());
-        Ok(json!({
-            "session_id": id,
-            "type": "create_session",
-            "info_message": "this server trains all weights of a model: the settings of LoRA are ignored",
-        }))
+        let mut answer = json!({"session_id": id, "type": "create_session"});
+        if self.shared.settings.weights == TrainedWeights::All {
+            let message = "this server trains all weights of a model: the settings of LoRA are ignored";
+            answer["info_message"] = json!(message);
+        }
+        Ok(answer)
     }
 
     pub(super) fn heartbeat(&self, request: &Heartbeat) -> Result<Value, Problem> {
@@ -65,16 +68,18 @@ impl TrainApi {
     }
 
     pub(super) fn info(&self, request: &ModelId) -> Result<Value, Problem> {
-        self.shared.registry().model(&request.model_id, Instant::now())?;
+        let lora = self.shared.registry().model(&request.model_id, Instant::now())?.lora.clone();
         let base = &self.shared.base;
         let family = json!(base.model.config().family);
-        Ok(json!({
-            "type": "get_info",
-            "model_id": request.model_id,
-            "model_data": {"arch": family, "model_name": base.name(), "tokenizer_id": base.name()},
-            "model_name": base.name(),
-            "is_lora": false,
-        }))
+        Ok(merged(
+            describe(lora.as_ref()),
+            json!({
+                "type": "get_info",
+                "model_id": request.model_id,
+                "model_data": {"arch": family, "model_name": base.name(), "tokenizer_id": base.name()},
+                "model_name": base.name(),
+            }),
+        ))
     }
 
     pub(super) fn weights_info(&self, request: &TinkerPath) -> Result<Value, Problem> {
@@ -83,6 +88,15 @@ impl TrainApi {
         if !self.shared.checkpoints.exists(&path) {
             return Err(Problem::not_found(format!("{} does not exist", path.text())));
         }
-        Ok(json!({"base_model": self.shared.base.name(), "is_lora": false}))
+        let lora = self.shared.checkpoints.lora(&path).map_err(|failed| Problem::failed(failed.message))?;
+        Ok(merged(describe(lora.as_ref()), json!({"base_model": self.shared.base.name()})))
     }
+}
+
+/// The entries of both objects.
+fn merged(mut a: Value, mut b: Value) -> Value {
+    if let (Some(a), Some(b)) = (a.as_object_mut(), b.as_object_mut()) {
+        a.append(b);
+    }
+    a
 }

@@ -7,10 +7,12 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::{TrainApi, accepted};
+use crate::adapter::NewAdapter;
 use crate::checkpoints::{CheckpointPath, Kind};
 use crate::futures::Outcome;
 use crate::order::Place;
 use crate::problem::{Failed, Problem};
+use crate::settings::TrainedWeights;
 use crate::trainer::{Held, Job, Operation, Work};
 use crate::wire::{
     CreateModel, ForwardBackwardRequest, LoadWeights, ModelId, OptimStep, OptimizerConfig, SaveForSampler,
@@ -32,7 +34,11 @@ impl TrainApi {
     pub(super) fn create_model(&self, request: &CreateModel) -> Result<Value, Problem> {
         check_optimizer(request.optimizer_config.as_ref())?;
         self.check_base(&request.base_model)?;
-        self.begin(&request.session_id, request.model_seq_id, Work::Create)
+        let adapter = match self.shared.settings.weights {
+            TrainedWeights::Adapters => Some(NewAdapter::read(&request.lora_config)?),
+            TrainedWeights::All => None,
+        };
+        self.begin(&request.session_id, request.model_seq_id, Work::Create(adapter))
     }
 
     pub(super) fn check_base(&self, name: &str) -> Result<(), Problem> {

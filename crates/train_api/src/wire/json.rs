@@ -38,6 +38,23 @@ pub(crate) struct OptimizerConfig {
     pub(crate) kind: Option<String>,
 }
 
+/// Shape of a new adapter; defaults are the SDK's.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LoraSettings {
+    pub(crate) rank: usize,
+    pub(crate) seed: Option<i64>,
+    pub(crate) train_unembed: bool,
+    pub(crate) train_mlp: bool,
+    pub(crate) train_attn: bool,
+}
+
+impl Default for LoraSettings {
+    fn default() -> Self {
+        Self { rank: 32, seed: None, train_unembed: true, train_mlp: true, train_attn: true }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateModel {
@@ -46,9 +63,8 @@ pub(crate) struct CreateModel {
     pub(crate) base_model: String,
     #[serde(default)]
     pub(crate) optimizer_config: Option<OptimizerConfig>,
-    /// All weights are trained, whatever it says.
-    #[serde(default, rename = "lora_config")]
-    _lora_config: IgnoredAny,
+    #[serde(default)]
+    pub(crate) lora_config: LoraSettings,
     #[serde(default, rename = "user_metadata")]
     _user_metadata: IgnoredAny,
     #[serde(default, rename = "type")]

@@ -5,9 +5,9 @@ mod proto;
 mod tensor;
 
 pub(crate) use json::{
-    AdamParams, CreateModel, CreateSamplingSession, CreateSession, Heartbeat, LoadWeights, ModelId,
-    OptimStep, OptimizerConfig, RequestId, Sample, SamplingParams, SaveForSampler, SaveWeights, SdkVersion,
-    Stop, TinkerPath,
+    AdamParams, CreateModel, CreateSamplingSession, CreateSession, Heartbeat, LoadWeights, LoraSettings,
+    ModelId, OptimStep, OptimizerConfig, RequestId, Sample, SamplingParams, SaveForSampler, SaveWeights,
+    SdkVersion, Stop, TinkerPath,
 };
 pub(crate) use proto::{
     ArrayRecord, BatchedTensor, Datum, ForwardBackwardOutput, ForwardBackwardRequest, LossConfigValue,

@@ -1,4 +1,4 @@
-"""Loops written with the unmodified `tinker` SDK against the training API, compared with PyTorch.
+"""Loops written with the unmodified `tinker` SDK against the training API of all weights, compared with PyTorch.
 
 Run by the test `agents_tinker` of crate `train_api`, which sets TINKER_BASE_URL, TINKER_API_KEY, RLOOM_TEST_BASE (the folder of
 the base model) and RLOOM_TEST_CHECKPOINTS (the server's folder of checkpoints).
@@ -342,4 +342,5 @@ def main() -> None:
     check_killed_client()
 
 
-main()
+if __name__ == "__main__":
+    main()

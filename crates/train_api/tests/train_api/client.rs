@@ -234,13 +234,18 @@ impl Client {
 
     /// Creates a model.
     pub(crate) fn model(&self, number: u32) -> Trained<'_> {
+        let lora = json!({"rank": 32, "train_unembed": true, "train_mlp": true, "train_attn": true});
+        self.adapter(number, &lora).unwrap()
+    }
+
+    /// Creates a model with these settings of LoRA.
+    pub(crate) fn adapter(&self, number: u32, lora: &Value) -> Result<Trained<'_>, String> {
         let body = json!({
-            "session_id": self.session, "model_seq_id": number, "base_model": MODEL,
-            "lora_config": {"rank": 32, "train_unembed": true, "train_mlp": true, "train_attn": true},
+            "session_id": self.session, "model_seq_id": number, "base_model": MODEL, "lora_config": lora,
             "optimizer_config": {"type": "adamw"}, "type": "create_model",
         });
-        let id = self.run("create_model", &body).unwrap()["model_id"].as_str().unwrap().to_owned();
-        Trained { client: self, id, next: Cell::new(1) }
+        let id = self.run("create_model", &body)?["model_id"].as_str().unwrap().to_owned();
+        Ok(Trained { client: self, id, next: Cell::new(1) })
     }
 
     /// A model that was created otherwise.

@@ -13,10 +13,10 @@ use serde_json::json;
 use crate::client::{Client, Datum, Trained, datum};
 use crate::server::TestServer;
 
-const RATE: f64 = 3e-3;
-const STEPS: usize = 5;
+pub(crate) const RATE: f64 = 3e-3;
+pub(crate) const STEPS: usize = 5;
 /// The bound on the deviation of an update.
-const BOUND: f64 = 1e-5;
+pub(crate) const BOUND: f64 = 1e-5;
 
 /// The weights of a checkpoint.
 pub(crate) fn stored(server: &TestServer, path: &str) -> Model {
@@ -30,16 +30,20 @@ pub(crate) fn weights(model: &Model) -> Vec<f32> {
 
 /// Norm of the difference of two updates from the same weights, relative to the second.
 fn deviation(base: &Model, a: &Model, b: &Model) -> f64 {
-    let (base, a, b) = (weights(base), weights(a), weights(b));
+    distance(&weights(base), &weights(a), &weights(b))
+}
+
+/// As [`deviation`], of plain numbers.
+pub(crate) fn distance(base: &[f32], a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32, y: f32| (f64::from(x) - f64::from(y)).powi(2);
-    let difference: f64 = a.iter().zip(&b).map(|(&a, &b)| square(a, b)).sum();
-    let update: f64 = b.iter().zip(&base).map(|(&b, &base)| square(b, base)).sum();
+    let difference: f64 = a.iter().zip(b).map(|(&a, &b)| square(a, b)).sum();
+    let update: f64 = b.iter().zip(base).map(|(&b, &base)| square(b, base)).sum();
     assert!(update > 0.0, "the weights have not changed");
     (difference / update).sqrt()
 }
 
 /// Sequences with the lengths of their prompts.
-fn sequences(step: usize) -> Vec<(Vec<u32>, usize)> {
+pub(crate) fn sequences(step: usize) -> Vec<(Vec<u32>, usize)> {
     let of = |seed: usize| {
         let (prompt, completion) = (2 + seed % 3, 3 + seed % 5);
         ((0..prompt + completion).map(|i| ((seed * 7 + i * (3 + seed % 4)) % 20) as u32).collect(), prompt)
@@ -48,13 +52,18 @@ fn sequences(step: usize) -> Vec<(Vec<u32>, usize)> {
 }
 
 /// The program's own loop: trajectories, packing, one of its losses and its optimizer.
-struct OwnLoop {
+pub(crate) struct OwnLoop {
     engine: EmbeddedTrainEngine,
     aggregation: Aggregation,
 }
 
 impl OwnLoop {
     fn new(server: &TestServer, aggregation: Aggregation) -> Self {
+        Self::of(server, std::sync::Arc::clone(&server.base.model), aggregation)
+    }
+
+    /// A loop that trains this model.
+    pub(crate) fn of(server: &TestServer, model: std::sync::Arc<Model>, aggregation: Aggregation) -> Self {
         let base = &server.base;
         let settings = OptimizerSettings {
             betas: [0.9, 0.95],
@@ -62,12 +71,17 @@ impl OwnLoop {
             max_grad_norm: 0.0,
             ..OptimizerSettings::default()
         };
-        let (model, generation) = (std::sync::Arc::clone(&base.model), base.generation.clone());
+        let generation = base.generation.clone();
         let engine = EmbeddedTrainEngine::new(base.ctx.clone(), model, None, settings, generation);
         Self { engine, aggregation }
     }
 
-    fn step(
+    /// The trained model.
+    pub(crate) fn policy(&self) -> &Model {
+        self.engine.policy()
+    }
+
+    pub(crate) fn step(
         &mut self,
         loss: Surrogate,
         all: &[(Vec<u32>, usize)],
@@ -126,7 +140,7 @@ fn on_completion(tokens: &[u32], prompt: usize, values: &[f32]) -> Vec<f32> {
     all
 }
 
-fn supervised(all: &[(Vec<u32>, usize)]) -> Vec<Datum> {
+pub(crate) fn supervised(all: &[(Vec<u32>, usize)]) -> Vec<Datum> {
     let of = |(tokens, prompt): &(Vec<u32>, usize)| {
         let weights = on_completion(tokens, *prompt, &vec![1.0; tokens.len() - prompt]);
         datum(tokens, &[("weights", &weights)])
@@ -151,7 +165,7 @@ fn supervised_updates_are_those_of_the_programs_own_loop() {
         own.step(Surrogate::Sft(Sft), &all, &logprobs, &[0.0; 6]);
     }
     let trained = stored(&server, &model.save("last").unwrap());
-    let deviation = deviation(&server.base.model, &trained, own.engine.policy());
+    let deviation = deviation(&server.base.model, &trained, own.policy());
     println!("deviation of the update after {STEPS} supervised steps: {deviation:.1e}");
     assert!(deviation < BOUND, "{deviation}");
 }
@@ -197,7 +211,7 @@ fn reinforcement(name: &str, own_loss: Surrogate) -> f64 {
         }
     }
     let trained = stored(&server, &model.save("last").unwrap());
-    deviation(&server.base.model, &trained, own.engine.policy())
+    deviation(&server.base.model, &trained, own.policy())
 }
 
 #[test]

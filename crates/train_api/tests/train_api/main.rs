@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
+mod adapters;
 mod agents;
 mod checkpoints;
 mod client;

@@ -7,11 +7,11 @@ use std::thread::JoinHandle;
 
 use rloom_embedded::{EmbeddedRolloutEngine, publish_model};
 use rloom_engine::{OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings};
-use rloom_model::{GenerationConfig, Model, NewModel};
+use rloom_model::{Dtype, GenerationConfig, Model, NewModel};
 use rloom_ops::Ctx;
 use rloom_serve::{ServeSettings, ServedModel, Server, Stopper, listen};
 use rloom_text::Tokenizer;
-use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings};
+use rloom_train_api::{BaseModel, TrainApi, TrainApiSettings, TrainedWeights};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -56,12 +56,32 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
+    /// Trains all weights.
     pub(crate) fn start() -> Self {
         Self::with(TrainApiSettings::default())
     }
 
+    /// As [`start`](Self::start), with these limits.
     pub(crate) fn with(settings: TrainApiSettings) -> Self {
-        let (base, folder) = (base(), tempfile::tempdir().unwrap());
+        Self::training(TrainedWeights::All, Dtype::F32, settings)
+    }
+
+    /// Trains adapters.
+    pub(crate) fn adapters(dtype: Dtype) -> Self {
+        Self::training(TrainedWeights::Adapters, dtype, TrainApiSettings::default())
+    }
+
+    pub(crate) fn training(weights: TrainedWeights, dtype: Dtype, settings: TrainApiSettings) -> Self {
+        let (mut base, folder) = (base(), tempfile::tempdir().unwrap());
+        // Adapters name the folder of their base.
+        let own = folder.path().join("base");
+        std::fs::create_dir(&own).unwrap();
+        base.model.save(&own, &base.generation).unwrap();
+        base.model = Arc::new(match weights {
+            TrainedWeights::Adapters => Model::load_frozen(&own, dtype).unwrap(),
+            TrainedWeights::All => Model::load(&own).unwrap().with_dtype(dtype),
+        });
+        let settings = TrainApiSettings { weights, ..settings };
         let api = Arc::new(TrainApi::new(base.clone(), folder.path().join("checkpoints"), settings).unwrap());
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
         let (sender, receiver) = std::sync::mpsc::channel();

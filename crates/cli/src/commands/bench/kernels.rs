@@ -93,7 +93,7 @@ impl KernelBench<'_> {
         });
         self.measure("head backward".into(), shape, 2.0 * operations, || {
             head_backward(
-                ctx, &mut dh, &mut dw, &h, m, &w, &packed, &targets, &ones, &scores, &small, &small,
+                ctx, &mut dh, &mut dw, &h, m, &w, &packed, &targets, &ones, &scores, &small, &small, None,
             );
         });
     }

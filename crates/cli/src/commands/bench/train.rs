@@ -3,9 +3,7 @@
 use std::ops::Range;
 
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
-use rloom_model::{
-    ActivationCheckpointing, Gradients, Optimizer, OptimizerSettings, PackedTokens, ScoreGrads, ScoreRows,
-};
+use rloom_model::{ActivationCheckpointing, Gradients, Optimizer, PackedTokens, ScoreGrads, ScoreRows};
 
 use super::count::Operations;
 use super::measure::{PhaseTimer, rounds};
@@ -20,7 +18,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let TrainBatch { sequences, length } = bench.shape.train;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
     let mut model = bench.model();
-    let mut optimizer = Optimizer::new(&model, OptimizerSettings::default());
+    let mut optimizer = Optimizer::new(&model, bench.optimizer.clone());
     let mut gradients = Gradients::zeros(&model);
     let algorithm = Algorithm::preset(Method::Sft).map_err(Failure::failed)?;
 

@@ -1,8 +1,6 @@
 //! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set, in every dtype and order
 //! of bf16 products, and that instruction sets are bitwise identical to each other.
 
-use std::sync::Arc;
-
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
     GenerateRequest, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
@@ -117,14 +115,14 @@ fn sample_and_score(path: NumericPath) -> Result<Bits, CheckError> {
     }
     let mut config = tiny()?;
     config.dtype = path.dtype();
-    let model = Arc::new(Model::init(&config, 7));
+    let model = Model::init(&config, 7);
     let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
     let engine = assembly::rollout_engine(&config, &ctx, &settings, None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let sampling = SamplingSettings { max_new_tokens: 24, ..SamplingSettings::default() };
     let key = RandomKey::new(7, 0, Purpose::Interactive, 0);
     let generation = runtime.block_on(async {
-        let published = assembly::publish(&model, PolicyVersion(0));
+        let published = assembly::publish(&ctx, &model, PolicyVersion(0));
         engine.load(&published, OnUpdate::Finish).await?;
         engine.generate(GenerateRequest::new(key, PROMPT, sampling)).await
     })?;

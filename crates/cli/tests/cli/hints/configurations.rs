@@ -49,6 +49,9 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&["cluster.launcher=ray", "cluster.bind=127.0.0.1:7011", "cluster.address=auto"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),
     mistake("only `cluster.cpu_nodes` above 0 reads it", &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4"], "only `cluster.cpu_nodes` above 0 reads it",
         &[&["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011", "cluster.cpus_per_cpu_node=4", "cluster.cpu_nodes=1"], &["cluster.launcher=wait", "cluster.bind=127.0.0.1:7011"]]),
+    // Trainer
+    mistake("remove `{key}`", &["stage.rl.trainer.lora={rank=2,dropout=0.1}"], "remove `stage.rl.trainer.lora.dropout`", &[&[ADAPTER]]),
+    mistake("remove `{key}`", &["stage.rl.trainer.moments=int8", "stage.rl.trainer.backend=torch"], "remove `stage.rl.trainer.moments`", &[&["stage.rl.trainer.moments=int8"]]),
     // Environments
     mistake("set `{} = \"{played}\"`, or remove the environment", &["environment.kind=guess"], "set `data.generator = \"guess\"`, or remove the environment", &[&["environment.kind=guess", "data.generator=guess"], &[]]),
     mistake("environment.rs: set_game(environment, data)", &["data.generator=guess"], "set `environment.kind = \"guess\"`", &[&["data.generator=guess", "environment.kind=guess"]]),

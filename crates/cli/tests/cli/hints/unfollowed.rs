@@ -3,6 +3,11 @@
 /// Hints that tests of other crates follow: key, file and test.
 pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("AdapterError::BaseMissing", "crates/model/tests/model/lora.rs", "what_cannot_be_applied_is_an_error"),
+    (
+        "TrainApiError::AdapterServed",
+        "crates/train_api/tests/train_api/adapters.rs",
+        "an_adapter_is_not_the_base_of_others",
+    ),
     ("RunError::AdapterStart", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
     ("RunError::OtherAdapter", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
     (
