@@ -9,7 +9,7 @@ use rloom_cluster::ClusterSettings;
 use rloom_data::{DataSettings, Order};
 use rloom_engine::{RolloutEngineSettings, SamplingSettings};
 use rloom_env::EnvironmentSettings;
-use rloom_model::{Dtype, NewModel};
+use rloom_model::{Dtype, NewModel, NumericPath};
 use rloom_reward::RewardSettings;
 use rloom_sched::ScheduleSettings;
 use schemars::JsonSchema;
