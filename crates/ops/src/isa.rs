@@ -179,6 +179,7 @@ impl Level {
     }
 
     /// True if this processor has the instruction for dot pairs.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn has_native_pairs(self) -> bool {
         matches!(self.isa, Isa::Avx512Bf16 | Isa::Amx)
     }

@@ -114,8 +114,7 @@ impl<S: Simd> Products<S> for Widened {
     #[inline(always)]
     unsafe fn left(self, s: S, p: *const f32, part: usize) -> S::V {
         // SAFETY: guaranteed by the caller.
-        let word = s.splat(unsafe { *p });
-        if part == 0 { s.low_half(word) } else { s.high_half(word) }
+        unsafe { if part == 0 { s.low_half(s.splat(*p)) } else { s.splat_high(p) } }
     }
 
     #[inline(always)]

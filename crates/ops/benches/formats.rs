@@ -1,0 +1,210 @@
+//! bf16 against f32 in turns: processor time of the products, attention and head of a training step of shape S, and of the
+//! products of a decode step of shape M, on one thread.
+//!
+//! ```text
+//! cargo bench --bench formats -- [ROUNDS] [ISA]
+//! ```
+//!
+//! Time that other programs take does not count, so that ratios are usable on a busy machine (Linux only).
+
+use rloom_ops::{
+    AttentionShape, Bf16, Buf, Ctx, Element, Isa, Norm, Packed, Segments, attention, attention_backward,
+    ceiling, head_backward, head_forward, linear, linear_backward_input, linear_backward_swiglu,
+    linear_backward_weight, linear_swiglu, pack,
+};
+
+/// Tokens, width, feed-forward width and vocabulary of shape S.
+const T: usize = 4096;
+const D: usize = 256;
+const F: usize = 704;
+const V: usize = 512;
+/// Layers of shape S.
+const LAYERS_S: f64 = 4.0;
+/// Rows, width, feed-forward width and vocabulary of shape M in decoding.
+const R: usize = 8;
+const D_M: usize = 896;
+const F_M: usize = 4864;
+const V_M: usize = 32_000;
+/// Layers of shape M, and those that are measured: more than fit in a cache.
+const LAYERS_M: (f64, usize) = (24.0, 4);
+const PARTS: [&str; 4] = ["linear forward", "linear backward", "attention", "head"];
+
+/// Processor seconds of this thread.
+fn clock() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').next().and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
+}
+
+fn noise<E: Element>(len: usize) -> Buf<E> {
+    Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
+}
+
+/// A weight `[n, k]` in rows and packed.
+struct Weight<E: Element>(Buf, Packed<E>);
+
+impl<E: Element> Weight<E> {
+    fn new(ctx: &Ctx, n: usize, k: usize) -> Self {
+        let rows = noise::<f32>(n * k);
+        let packed = pack::<E>(ctx, &rows, n, k);
+        Self(rows, packed)
+    }
+}
+
+/// A layer and the head of shape S in training.
+struct TrainingStep<'c, E: Element> {
+    ctx: &'c Ctx,
+    qkv: Weight<E>,
+    out: Weight<E>,
+    gate_up: Weight<E>,
+    down: Weight<E>,
+    head: Weight<E>,
+}
+
+impl<'c, E: Element> TrainingStep<'c, E> {
+    fn new(ctx: &'c Ctx) -> Self {
+        let weight = |n, k| Weight::new(ctx, n, k);
+        let [qkv, out, gate_up, down, head] =
+            [weight(2 * D, D), weight(D, D), weight(2 * F, D), weight(D, F), weight(V, D)];
+        Self { ctx, qkv, out, gate_up, down, head }
+    }
+
+    /// Seconds of the [`PARTS`] of a step.
+    fn measure(&self) -> [f64; 4] {
+        let layer = self.layer();
+        [LAYERS_S * layer[0], LAYERS_S * layer[1], LAYERS_S * self.attention(), self.head()]
+    }
+
+    /// Seconds of the forward and the backward pass of a layer's products.
+    fn layer(&self) -> [f64; 2] {
+        let (x, normed) = (noise::<f32>(T * D), noise::<E>(T * D));
+        let ones = Buf::from_vec(vec![1.0; D]);
+        let norm = Norm { weight: &ones, eps: 1e-6 };
+        let (mut heads, mut dx) = (Buf::<E>::zeros(T * 2 * D), Buf::<f32>::zeros(T * D));
+        let (mut hidden, mut gate_up) = (Buf::<E>::zeros(T * F), Buf::<E>::zeros(T * 2 * F));
+        let gradient = |n: usize, k: usize| Buf::zeros(n * k);
+        let mut gradients = [gradient(D, F), gradient(2 * F, D), gradient(D, D), gradient(2 * D, D)];
+        let start = clock();
+        linear(self.ctx, &mut heads, &normed, T, &self.qkv.1, None);
+        linear(self.ctx, &mut dx, &normed, T, &self.out.1, None);
+        linear_swiglu(self.ctx, &mut hidden, Some(&mut gate_up), &x, norm, T, &self.gate_up.1);
+        linear(self.ctx, &mut dx, &hidden, T, &self.down.1, None);
+        let middle = clock();
+        let [d_down, d_gate_up, d_out, d_qkv] = &mut gradients;
+        linear_backward_weight(self.ctx, d_down, &x, &hidden, T, D, F);
+        linear_backward_swiglu(self.ctx, &mut gate_up, &mut hidden, &x, T, &self.down.0, D, F);
+        linear_backward_weight(self.ctx, d_gate_up, &gate_up, &normed, T, 2 * F, D);
+        linear_backward_input::<E, E, f32>(self.ctx, &mut dx, &gate_up, T, &self.gate_up.0, 2 * F, D, false);
+        linear_backward_weight(self.ctx, d_out, &x, &normed, T, D, D);
+        linear_backward_input::<E, f32, f32>(self.ctx, &mut dx, &x, T, &self.out.0, D, D, false);
+        linear_backward_weight(self.ctx, d_qkv, &heads, &normed, T, 2 * D, D);
+        linear_backward_input::<E, E, f32>(self.ctx, &mut dx, &heads, T, &self.qkv.0, 2 * D, D, false);
+        [middle - start, clock() - middle]
+    }
+
+    fn attention(&self) -> f64 {
+        let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 };
+        let starts: Vec<usize> = (0..=T / 128).map(|sequence| sequence * 128).collect();
+        let segments = Segments::unshared(&starts);
+        let (q, k, v, d_out) =
+            (noise::<E>(T * 256), noise::<E>(T * 128), noise::<E>(T * 128), noise::<f32>(T * 256));
+        let (mut out, mut lse) = (Buf::<E>::zeros(T * 256), Buf::zeros(T * 8));
+        let [mut dq, mut dk, mut dv] = [T * 256, T * 128, T * 128].map(Buf::<f32>::zeros);
+        let start = clock();
+        attention(self.ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);
+        attention_backward(
+            self.ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments,
+        );
+        clock() - start
+    }
+
+    fn head(&self) -> f64 {
+        let h = noise::<E>(T * D);
+        let (mut dh, mut dw) = (Buf::zeros(T * D), Buf::zeros(V * D));
+        let targets: Vec<u32> = (0..T).map(|t| (t * 31 % V) as u32).collect();
+        let (ones, small) = (vec![1.0; T], vec![0.01; T]);
+        let Weight(rows, packed) = &self.head;
+        let start = clock();
+        let scores = head_forward(self.ctx, &h, T, packed, &targets, &ones);
+        head_backward(
+            self.ctx, &mut dh, &mut dw, &h, T, rows, packed, &targets, &ones, &scores, &small, &small,
+        );
+        clock() - start
+    }
+}
+
+/// The weights of shape M, in decoding.
+struct DecodeStep<'c, E: Element> {
+    ctx: &'c Ctx,
+    layers: Vec<[Packed<E>; 4]>,
+    head: Packed<E>,
+}
+
+impl<'c, E: Element> DecodeStep<'c, E> {
+    fn new(ctx: &'c Ctx) -> Self {
+        let weight = |n: usize, k: usize| Weight::<E>::new(ctx, n, k).1;
+        let layer = |_| [weight(1152, D_M), weight(D_M, D_M), weight(2 * F_M, D_M), weight(D_M, F_M)];
+        Self { ctx, layers: (0..LAYERS_M.1).map(layer).collect(), head: weight(V_M, D_M) }
+    }
+
+    /// Seconds of a step's products.
+    fn measure(&self) -> f64 {
+        let (x, normed) = (noise::<f32>(R * D_M), noise::<E>(R * D_M));
+        let ones = Buf::from_vec(vec![1.0; D_M]);
+        let norm = Norm { weight: &ones, eps: 1e-6 };
+        let (mut heads, mut hidden) = (Buf::<E>::zeros(R * 1152), Buf::<E>::zeros(R * F_M));
+        let (mut y, mut logits) = (Buf::<f32>::zeros(R * D_M), Buf::<f32>::zeros(R * V_M));
+        let start = clock();
+        for [qkv, out, gate_up, down] in &self.layers {
+            linear(self.ctx, &mut heads, &normed, R, qkv, None);
+            linear(self.ctx, &mut y, &normed, R, out, None);
+            linear_swiglu(self.ctx, &mut hidden, None, &x, norm, R, gate_up);
+            linear(self.ctx, &mut y, &hidden, R, down, None);
+        }
+        let middle = clock();
+        linear(self.ctx, &mut logits, &normed, R, &self.head, None);
+        (middle - start) * LAYERS_M.0 / LAYERS_M.1 as f64 + (clock() - middle)
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Reports pairs of seconds in f32 and in bf16.
+#[expect(clippy::print_stdout, reason = "the output of this program")]
+fn report(name: &str, seconds: &[(f64, f64)]) {
+    let of = |f: fn(&(f64, f64)) -> f64| median(seconds.iter().map(f).collect());
+    let (single, half, ratio) =
+        (of(|pair| 1e3 * pair.0), of(|pair| 1e3 * pair.1), of(|pair| pair.0 / pair.1));
+    println!("{name:>28}  {single:7.0}  {half:7.0}  {ratio:6.2}");
+}
+
+#[expect(clippy::print_stdout, reason = "the output of this program")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let rounds: usize = arguments.next().map_or(Ok(7), |text| text.parse())?;
+    let name = arguments.next();
+    let isa = Isa::available()
+        .into_iter()
+        .rfind(|isa| name.as_ref().is_none_or(|name| isa.name() == name))
+        .ok_or("this instruction set is not available")?;
+    let ctx = Ctx::with_isa(1, isa)?;
+    let (peak, read) = (ceiling::gemm_f32(&ctx), ceiling::read(&ctx, 256 << 20));
+    println!("{}; f32 products {peak:.0} GFLOP/s, reading {read:.1} GB/s", ctx.bf16_products());
+    println!("{:>28}  {:>7}  {:>7}  {:>6}", "milliseconds", "f32", "bf16", "ratio");
+    let (single, half) = (TrainingStep::<f32>::new(&ctx), TrainingStep::<Bf16>::new(&ctx));
+    let steps: Vec<_> = (0..rounds).map(|_| (single.measure(), half.measure())).collect();
+    for (part, name) in PARTS.iter().enumerate() {
+        let seconds: Vec<_> = steps.iter().map(|(single, half)| (single[part], half[part])).collect();
+        report(&format!("train S, {name}"), &seconds);
+    }
+    let sums: Vec<_> = steps.iter().map(|(single, half)| (single.iter().sum(), half.iter().sum())).collect();
+    report("train S", &sums);
+    let (single, half) = (DecodeStep::<f32>::new(&ctx), DecodeStep::<Bf16>::new(&ctx));
+    report(
+        "decode M, products",
+        &(0..rounds).map(|_| (single.measure(), half.measure())).collect::<Vec<_>>(),
+    );
+    Ok(())
+}
