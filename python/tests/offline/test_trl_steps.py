@@ -36,6 +36,8 @@ kv_heads = 1
 intermediate_size = 64
 max_positions = 64
 [tokenizer]
+# With the letters of the text by which the trainer examines a template.
+alphabet = "0123456789+-*= #dumy"
 chat_template = '''
 {%- for m in messages -%}
 {%- if m.role == "user" -%}

@@ -99,7 +99,7 @@ fn recomputed_activations_have_the_same_noise() {
 
 #[test]
 fn shared_prompts_have_no_noise() {
-    let mut pair = vec![trajectory(1), trajectory(1)];
+    let mut pair = [trajectory(1), trajectory(1)];
     pair[1].key.sample = 1;
     let shared = pack(&pair, usize::MAX).unwrap();
     assert!(shared[0].parents.iter().any(Option::is_some));
