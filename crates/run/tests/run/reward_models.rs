@@ -17,6 +17,9 @@ use crate::learning::config;
 
 const RECIPE: &str = include_str!("../../../../recipes/reward-model.toml");
 
+/// Padding, end and beginning of a text in a character tokenizer.
+const SPECIAL_TOKENS: u32 = 3;
+
 /// The stages of the recipe in a tiny form.
 const TINY: [&str; 14] = [
     "model.new.layers=1",
@@ -39,6 +42,16 @@ fn tiny(directory: &Path, more: &[&str]) -> Config {
     config(RECIPE, directory, &[&TINY[..], more].concat())
 }
 
+/// The recipe whose reward model learns from labelled steps, in its tiny form. Nothing is rewarded by it.
+fn tiny_process(directory: &Path, rows: &Path) -> Config {
+    let data = format!("path = '{}'\neval_rows = 6", rows.display());
+    let of_pairs = "rows = \"preferences\"\nworked_share = 1.0";
+    assert!(RECIPE.contains(of_pairs));
+    let text = RECIPE.replace(of_pairs, &data);
+    let more = ["stage.reward.method=prm", "stage.ppo.reward.components=[{kind='numeric'}]"];
+    config(&text, directory, &[&TINY[..], &more].concat())
+}
+
 /// Rows of completions in labelled steps: digits are right, letters are wrong.
 fn stepwise_rows(folder: &Path) -> PathBuf {
     let path = folder.join("steps.jsonl");
@@ -54,16 +67,6 @@ fn stepwise_rows(folder: &Path) -> PathBuf {
     };
     std::fs::write(&path, (0..24).map(row).collect::<String>()).unwrap();
     path
-}
-
-/// Overrides by which the stage learns from labelled steps.
-fn of_steps(folder: &Path) -> Vec<String> {
-    vec![
-        "stage.reward.method=prm".to_owned(),
-        format!("stage.reward.data={{path='{}',eval_rows=6}}", stepwise_rows(folder).display()),
-        // Nothing can be rewarded by it.
-        "stage.ppo.reward.components=[{kind='numeric'}]".to_owned(),
-    ]
 }
 
 struct StopEarly(StopFlag);
@@ -101,12 +104,14 @@ fn evaluations(config: &Config, stage: &str) -> Vec<(BTreeMap<String, f64>, Vec<
 fn stages_resume_to_the_same_bytes() {
     let data = tempfile::tempdir().unwrap();
     for method in ["reward_model", "prm"] {
-        let more = if method == "prm" { of_steps(data.path()) } else { Vec::new() };
-        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let rows = stepwise_rows(data.path());
+        let of = |folder: &Path| {
+            if method == "prm" { tiny_process(folder, &rows) } else { tiny(folder, &[]) }
+        };
         let directory = tempfile::tempdir().unwrap();
-        let whole = tiny(&directory.path().join("whole"), &more);
+        let whole = of(&directory.path().join("whole"));
         rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap();
-        let broken = tiny(&directory.path().join("broken"), &more);
+        let broken = of(&directory.path().join("broken"));
         let stop = StopFlag::default();
         assert!(rloom_run::train(&broken, &mut StopEarly(stop.clone()), &stop).unwrap().interrupted);
         let options = ResumeOptions::default();
@@ -157,31 +162,24 @@ fn rewards_are_the_values_of_the_model() {
     let config = tiny(directory.path(), &["stage.reward.trainer.learning_rate=1e-2"]);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let model = Model::load_reward(&checkpoint(&config, "reward-step-000003")).unwrap();
+    let file = std::fs::File::open(rollout_file(&config)).unwrap();
+    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
     let mut values = Vec::new();
-    for step in 1..=1 {
-        let path = config.run_directory().join(format!("rollouts/ppo-step-{step:06}.jsonl.zst"));
-        let path = if path.exists() { path } else { rollout_file(&config) };
-        let mut text = String::new();
-        std::io::Read::read_to_string(
-            &mut zstd::Decoder::new(std::fs::File::open(path).unwrap()).unwrap(),
-            &mut text,
-        )
-        .unwrap();
-        for line in text.lines() {
-            let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
-            let mut tokens = logged.trajectory.tokens.clone();
-            // A completion without an end is scored as if it had ended.
-            if logged.trajectory.stop != rloom_core::StopReason::StopToken {
-                tokens.push(model.config().eos_token_ids[0]);
-            }
-            let starts = [0, tokens.len()];
-            let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
-            let rows = ScoreRows { rows: &[], inv_temperature: &[] };
-            let expected = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
-            let found = logged.rewards.components[0].value().unwrap();
-            assert_eq!(found, f64::from(expected));
-            values.push(found);
-        }
+    for line in text.lines() {
+        let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
+        let trajectory = &logged.trajectory;
+        let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
+        // Texts have no special tokens; one that was cut off is scored as if it had ended.
+        let written = completion.iter().copied().filter(|&token| token >= SPECIAL_TOKENS);
+        let mut tokens: Vec<u32> = prompt.iter().copied().chain(written).collect();
+        tokens.push(model.config().eos_token_ids[0]);
+        let starts = [0, tokens.len()];
+        let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
+        let rows = ScoreRows { rows: &[], inv_temperature: &[] };
+        let expected = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
+        let found = logged.rewards.components[0].value().unwrap();
+        assert_eq!(found, f64::from(expected));
+        values.push(found);
     }
     assert_eq!(values.len(), 8);
     assert!(values.iter().any(|value| *value != values[0]), "{values:?}");
