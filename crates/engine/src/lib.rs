@@ -38,6 +38,6 @@ pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,
     EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
     OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity,
-    ReferenceSettings, ReferenceSync, SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings,
-    TrainWork, Which, pack, pack_groups, pack_unshared,
+    ReferenceSettings, ReferenceSync, SavedFile, StepReport, TorchSettings, TrainCapabilities, TrainEngine,
+    TrainError, TrainProgress, TrainSettings, TrainWork, Which, pack, pack_groups, pack_unshared,
 };
