@@ -324,7 +324,9 @@ pub enum AlgoError {
         ticket: u64,
     },
     /// An episode of several segments in a pair.
-    #[error("an episode of group {ticket} has {segments} segments, and a preference pair is of whole completions")]
+    #[error(
+        "an episode of group {ticket} has {segments} segments, and a preference pair is of whole completions"
+    )]
     #[diagnostic(help("use an environment without `history` and with a single agent"))]
     DividedPair {
         /// The group's ticket.

@@ -80,7 +80,10 @@ pub use objective::{LossInputs, LossStep, Objective, PolicyObjective};
 pub use overlong::Overlong;
 pub use pair::best_and_worst;
 pub use preference::kinds as preferences;
-pub use preference::{Anchor, Divergence, Preference, PreferenceKind, PreferenceSettings, RunningMean};
+pub use preference::{
+    Anchor, Divergence, PairLoss, PairLossKind, Preference, PreferenceKind, PreferenceSettings, RunningMean,
+    WeightedLoss, WeightedLosses,
+};
 pub use reference::KeyReference;
 pub use refusal::{Refusal, UnreadReason};
 pub use sampler::Sampler;

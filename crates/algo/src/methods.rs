@@ -86,6 +86,8 @@ methods! {
     Aot = "aot" => preference(P::Aot),
     /// The loss that DiscoPOP discovered.
     Discopop = "discopop" => preference(P::Discopop),
+    /// Mixed preference optimisation: a weighted list of losses.
+    Mpo = "mpo" => preference(P::Mpo),
     /// DPO on pairs of the policy's own samples.
     OnlineDpo = "online_dpo" => Some(AlgorithmSettings {
         group_size: Some(2),

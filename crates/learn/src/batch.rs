@@ -14,11 +14,11 @@ use rloom_engine::{
 };
 
 use crate::preference::{labels, pairs};
+use crate::reference::ReferenceUse;
 use crate::report::StepMeasurements;
 use crate::rows::{
     Member, counts, loss_inputs, members, of_policy, outcome_inputs, split_groups, split_scores,
 };
-use crate::reference::ReferenceUse;
 use crate::{BatchReport, BatchScores, FurtherPolicy, GivenAdvantages, MethodFunctions, Models, advantages};
 
 /// Trains on the batches of a stage.

@@ -5,9 +5,7 @@ use rloom_collect::OutcomeRule;
 use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Role, StopReason};
 
 use crate::batch_tests::{Recorder, assert_close, episode, group, models, plain, recorder};
-use crate::{
-    BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models, ReferenceUse,
-};
+use crate::{BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models, ReferenceUse};
 
 /// An episode whose segments were sampled by these policies.
 fn played(segments: &[(u32, &[u32])], reward: f64) -> Episode {

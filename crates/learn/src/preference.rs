@@ -1,6 +1,8 @@
 //! Preferences of a batch: pairs among its episodes, labels of its trajectories, and the anchor of an optimiser step.
 
-use rloom_algo::{AlgoError, AlgorithmState, Anchor, Filters, Preference, Score, TokenScores, best_and_worst};
+use rloom_algo::{
+    AlgoError, AlgorithmState, Anchor, Filters, Preference, Score, TokenScores, best_and_worst,
+};
 use rloom_core::{Author, Episode, Group, PREFERENCE, RewardComponent, Role, Span, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which, pack_unshared};
 
@@ -55,6 +57,11 @@ impl BatchTrainer {
     ) -> Result<f64, TrainError> {
         match preference.anchor() {
             None => Ok(0.0),
+            Some(Anchor::ChosenTokens) => {
+                // Pairs have the chosen completion first.
+                let chosen = members.iter().step_by(2).map(|member| member.trajectory.policy_tokens());
+                Ok(chosen.clone().sum::<usize>() as f64 / chosen.len().max(1) as f64)
+            }
             Some(Anchor::Running) => {
                 let policy = sums(packed, &engine.score(Which::Policy, packed)?);
                 let of_reference =

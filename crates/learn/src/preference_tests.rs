@@ -154,8 +154,10 @@ fn pairs_are_divided_into_minibatches() {
     };
     let mut models = models(plain);
     let (json, state) = (r#"{"minibatches": 2, "epochs": 2}"#, AlgorithmState::default());
-    let report = train_from(state, Method::OnlineDpo, json, &mut models, &[of(0, 1, 2), of(1, 3, 4)]).unwrap();
-    let steps: Vec<Vec<u32>> = models.policy.accumulated.iter().map(|(_, by)| by.keys().copied().collect()).collect();
+    let report =
+        train_from(state, Method::OnlineDpo, json, &mut models, &[of(0, 1, 2), of(1, 3, 4)]).unwrap();
+    let steps: Vec<Vec<u32>> =
+        models.policy.accumulated.iter().map(|(_, by)| by.keys().copied().collect()).collect();
     assert_eq!(report.optimizer_steps, 4);
     for (tokens, wanted) in steps.iter().zip([[1, 2], [3, 4], [1, 2], [3, 4]]) {
         assert!(wanted.iter().all(|token| tokens.contains(token)) && tokens.len() == 2, "{tokens:?}");
@@ -178,7 +180,8 @@ fn groups_without_a_pair_are_refused() {
     segment.tokens.truncate(1);
     segment.spans.truncate(1);
     segment.logprobs.clear();
-    let paired = pairs(&filters, &[group(vec![sample(0, &[1], Some(0.0)), silent, sample(1, &[2], Some(1.0))])]);
+    let paired =
+        pairs(&filters, &[group(vec![sample(0, &[1], Some(0.0)), silent, sample(1, &[2], Some(1.0))])]);
     assert_eq!(paired.unwrap()[0].episodes[0].segments[0].tokens[1], 2);
 }
 

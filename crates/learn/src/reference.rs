@@ -66,7 +66,8 @@ impl BatchTrainer {
         trajectories: &[Trajectory],
     ) -> Result<Vec<Vec<f32>>, TrainError> {
         let known: Vec<Option<Vec<f32>>> = trajectories.iter().map(|own| self.reference.known(own)).collect();
-        let unknown = trajectories.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(own, _)| own);
+        let unknown =
+            trajectories.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(own, _)| own);
         let packed = pack_unshared(unknown, self.micro_batch_tokens)?;
         let scores = if packed.is_empty() { Vec::new() } else { engine.score(Which::Reference, &packed)? };
         let mut computed = split_scores(&packed, &scores).logprob.into_iter();

@@ -85,7 +85,8 @@ impl ScoreCache {
     /// Writes what was added, and removes damaged files.
     pub fn flush(&mut self) -> Result<(), StoreError> {
         if !self.unwritten.is_empty() {
-            let name: String = Sha256::digest(&self.unwritten)[..12].iter().map(|b| format!("{b:02x}")).collect();
+            let name: String =
+                Sha256::digest(&self.unwritten)[..12].iter().map(|b| format!("{b:02x}")).collect();
             let path = self.folder.join(name).with_extension(EXTENSION);
             disk::write_atomically(AREA, &path, &self.unwritten)?;
             self.unwritten.clear();
@@ -132,7 +133,8 @@ fn records(bytes: &[u8]) -> (Vec<(ScoreKey, Vec<f32>)>, bool) {
         if crc32c::crc32c(content).to_le_bytes() == checksum {
             let mut key = [0; KEY];
             key.copy_from_slice(&content[..KEY]);
-            let scores = content[KEY + WORD..].as_chunks::<WORD>().0.iter().map(|word| f32::from_le_bytes(*word));
+            let scores =
+                content[KEY + WORD..].as_chunks::<WORD>().0.iter().map(|word| f32::from_le_bytes(*word));
             found.push((key, scores.collect()));
         } else {
             is_whole = false;

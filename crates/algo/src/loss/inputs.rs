@@ -168,10 +168,7 @@ impl<'a> Inputs<'a> {
         for (what, is_missing) in [
             (Score::ReferenceLogprob, preference.reads_reference() && inputs.reference.is_none()),
             (Score::Outcome, inputs.outcome.is_none()),
-            (
-                Score::BehaviorLogprob,
-                inputs.mismatch != Mismatch::Unmeasured && inputs.behavior.is_none(),
-            ),
+            (Score::BehaviorLogprob, inputs.mismatch != Mismatch::Unmeasured && inputs.behavior.is_none()),
         ] {
             if is_missing {
                 return Err(AlgoError::Missing { what });

@@ -143,7 +143,9 @@ impl<'a> Rows<'a> {
             d_entropy: vec![0.0; tokens],
             d_value: vec![0.0; scores.value.len()],
             d_last_value: Vec::new(),
-            terms: LossTerms::of_preference(loss.preference.anchor().map(|_| loss.anchor)),
+            terms: LossTerms::of_preference(
+                loss.preference.anchor().filter(|anchor| anchor.is_log_ratio()).map(|_| loss.anchor),
+            ),
         };
         for (index, range) in self.inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
             let is_masked = self.inputs.is_masked(index);

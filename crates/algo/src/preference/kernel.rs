@@ -53,6 +53,15 @@ pub enum Anchor {
     Mismatched,
     /// δ: mean of β·d over all completions of the stage so far, including those of the step.
     Running,
+    /// Mean number of tokens of the chosen completions of the optimiser step.
+    ChosenTokens,
+}
+
+impl Anchor {
+    /// True for a mean of log-ratios, which is reported.
+    pub(crate) fn is_log_ratio(self) -> bool {
+        self != Self::ChosenTokens
+    }
 }
 
 /// A preference loss.

@@ -9,7 +9,9 @@ mod aot;
 mod apo_down;
 mod apo_zero;
 mod bco;
+mod bco_pair;
 mod cdpo;
+mod chosen_nll;
 mod cpo;
 mod discopop;
 mod divergence;
@@ -19,112 +21,171 @@ mod hinge;
 mod ipo;
 pub(crate) mod kernel;
 mod kto;
+mod mpo;
 mod nca;
 mod orpo;
 mod robust;
 mod running;
 mod simpo;
 mod sppo;
+mod weighted;
 
 pub use divergence::Divergence;
 pub use kernel::Anchor;
 pub use running::RunningMean;
+pub use weighted::{WeightedLoss, WeightedLosses};
 
-use crate::settings::kind::out_of_range;
+use crate::settings::kind::{KindSettings, out_of_range};
 use crate::{AlgoError, DataKind, Scope};
 
 /// The kind of a preference loss and its settings.
 pub type PreferenceSettings = crate::settings::kind::KindSettings<PreferenceKind>;
 
-/// Generates [`PreferenceKind`] and [`Preference`] from the table.
-macro_rules! preferences {
-    ($($(#[doc = $doc:literal])+ $file:ident::$kind:ident = $name:literal,)+) => {
-        /// The preference losses with their settings.
-        pub mod kinds {
-            $(pub use super::$file::$kind;)+
-        }
-        use kinds::*;
+/// The settings of the losses.
+pub mod kinds {
+    pub use super::{
+        aot::Aot, apo_down::ApoDown, apo_zero::ApoZero, bco::Bco, bco_pair::BcoPair, cdpo::Cdpo,
+        chosen_nll::ChosenNll, cpo::Cpo, discopop::Discopop, dpo::Dpo, exo::Exo, hinge::Hinge, ipo::Ipo,
+        kto::Kto, mpo::Mpo, nca::Nca, orpo::Orpo, robust::Robust, simpo::Simpo, sppo::Sppo,
+    };
+}
+use kinds::*;
 
+/// Generates an enum of losses with their settings and the enum of their kinds, from a table.
+macro_rules! losses {
+    (
+        $(#[$of_kinds:meta])* $kinds:ident of $table:literal, $(#[$of_loss:meta])* $loss:ident by $make:ident, $defaults:ident
+        { $($(#[doc = $doc:literal])+ $kind:ident = $name:literal,)+ }
+    ) => {
         $crate::settings::kind::kinds! {
-            /// The preference loss.
-            PreferenceKind of "preference", |kind| kind.defaults().settings() => { $($(#[doc = $doc])+ $kind = $name,)+ }
+            $(#[$of_kinds])*
+            $kinds of $table, |kind| kind.$defaults().settings() => { $($(#[doc = $doc])+ $kind = $name,)+ }
         }
 
-        /// A preference loss with its settings.
+        $(#[$of_loss])*
         #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
-        pub enum Preference {
+        pub enum $loss {
             $($(#[doc = $doc])+ $kind($kind),)+
         }
 
-        impl Preference {
+        impl $loss {
             pub(crate) fn kernel(&self) -> &dyn kernel::Kernel {
                 match self { $(Self::$kind(loss) => loss,)+ }
             }
 
             /// Kind of the loss.
-            pub fn kind(&self) -> PreferenceKind {
-                match self { $(Self::$kind(_) => PreferenceKind::$kind,)+ }
+            pub fn kind(&self) -> $kinds {
+                match self { $(Self::$kind(_) => $kinds::$kind,)+ }
             }
 
             /// The kind and all settings that it uses.
-            pub(crate) fn settings(&self) -> PreferenceSettings {
+            pub(crate) fn settings(&self) -> KindSettings<$kinds> {
                 match self {
-                    $(Self::$kind(loss) => PreferenceSettings::resolved(PreferenceKind::$kind, loss, &[]),)+
+                    $(Self::$kind(loss) => KindSettings::resolved($kinds::$kind, loss, &[]),)+
                 }
             }
         }
 
-        impl PreferenceSettings {
+        impl $kinds {
+            /// The loss with its default settings.
+            pub fn $defaults(self) -> $loss {
+                KindSettings::<Self>::default().$make(self)
+            }
+        }
+
+        impl KindSettings<$kinds> {
             /// A loss of that kind with these settings, unchecked.
-            fn preference(&self, kind: PreferenceKind) -> Preference {
-                match kind { $(PreferenceKind::$kind => Preference::$kind(self.apply()),)+ }
+            pub(crate) fn $make(&self, kind: $kinds) -> $loss {
+                match kind { $($kinds::$kind => $loss::$kind(self.apply()),)+ }
             }
         }
     };
 }
 
-preferences! {
-    /// Direct preference optimisation.
-    dpo::Dpo = "dpo",
-    /// Conservative DPO: label smoothing.
-    cdpo::Cdpo = "cdpo",
-    /// Robust DPO: unbiased for labels that are wrong at a known rate.
-    robust::Robust = "robust",
-    /// The hinge of SLiC-HF.
-    hinge::Hinge = "hinge",
-    /// Identity preference optimisation.
-    ipo::Ipo = "ipo",
-    /// Kahneman-Tversky optimisation.
-    kto::Kto = "kto",
-    /// Binary classifier optimisation.
-    bco::Bco = "bco",
-    /// Odds-ratio preference optimisation.
-    orpo::Orpo = "orpo",
-    /// Contrastive preference optimisation.
-    cpo::Cpo = "cpo",
-    /// Simple preference optimisation.
-    simpo::Simpo = "simpo",
-    /// Noise contrastive alignment.
-    nca::Nca = "nca",
-    /// Efficient exact optimisation.
-    exo::Exo = "exo",
-    /// Self-play preference optimisation.
-    sppo::Sppo = "sppo",
-    /// Anchored preference optimisation, raising the chosen completion.
-    apo_zero::ApoZero = "apo_zero",
-    /// Anchored preference optimisation, lowering both completions.
-    apo_down::ApoDown = "apo_down",
-    /// Alignment by optimal transport.
-    aot::Aot = "aot",
-    /// The loss that DiscoPOP discovered.
-    discopop::Discopop = "discopop",
+losses! {
+    /// The preference loss.
+    PreferenceKind of "preference",
+    /// A preference loss with its settings.
+    Preference by preference, defaults {
+        /// Direct preference optimisation.
+        Dpo = "dpo",
+        /// Conservative DPO: label smoothing.
+        Cdpo = "cdpo",
+        /// Robust DPO: unbiased for labels that are wrong at a known rate.
+        Robust = "robust",
+        /// The hinge of SLiC-HF.
+        Hinge = "hinge",
+        /// Identity preference optimisation.
+        Ipo = "ipo",
+        /// Kahneman-Tversky optimisation.
+        Kto = "kto",
+        /// Binary classifier optimisation.
+        Bco = "bco",
+        /// Odds-ratio preference optimisation.
+        Orpo = "orpo",
+        /// Contrastive preference optimisation.
+        Cpo = "cpo",
+        /// Simple preference optimisation.
+        Simpo = "simpo",
+        /// Noise contrastive alignment.
+        Nca = "nca",
+        /// Efficient exact optimisation.
+        Exo = "exo",
+        /// Self-play preference optimisation.
+        Sppo = "sppo",
+        /// Anchored preference optimisation, raising the chosen completion.
+        ApoZero = "apo_zero",
+        /// Anchored preference optimisation, lowering both completions.
+        ApoDown = "apo_down",
+        /// Alignment by optimal transport.
+        Aot = "aot",
+        /// The loss that DiscoPOP discovered.
+        Discopop = "discopop",
+        /// A weighted list of losses.
+        Mpo = "mpo",
+    }
 }
 
-impl PreferenceKind {
-    /// The loss with its default settings.
-    pub fn defaults(self) -> Preference {
-        PreferenceSettings::default().preference(self)
+losses! {
+    /// A loss of pairs in a weighted list.
+    PairLossKind of "preference.losses",
+    /// A loss of pairs with its settings.
+    PairLoss by loss, loss {
+        /// Direct preference optimisation.
+        Dpo = "dpo",
+        /// Conservative DPO: label smoothing.
+        Cdpo = "cdpo",
+        /// Robust DPO: unbiased for labels that are wrong at a known rate.
+        Robust = "robust",
+        /// The hinge of SLiC-HF.
+        Hinge = "hinge",
+        /// Identity preference optimisation.
+        Ipo = "ipo",
+        /// Binary classifier optimisation on a pair.
+        BcoPair = "bco_pair",
+        /// Odds-ratio preference optimisation.
+        Orpo = "orpo",
+        /// Contrastive preference optimisation.
+        Cpo = "cpo",
+        /// Simple preference optimisation.
+        Simpo = "simpo",
+        /// Noise contrastive alignment.
+        Nca = "nca",
+        /// Efficient exact optimisation.
+        Exo = "exo",
+        /// Self-play preference optimisation.
+        Sppo = "sppo",
+        /// Anchored preference optimisation, raising the chosen completion.
+        ApoZero = "apo_zero",
+        /// Anchored preference optimisation, lowering both completions.
+        ApoDown = "apo_down",
+        /// Alignment by optimal transport.
+        Aot = "aot",
+        /// The loss that DiscoPOP discovered.
+        Discopop = "discopop",
+        /// Negative log-likelihood of the chosen completion.
+        ChosenNll = "sft",
     }
 }
 

@@ -1,6 +1,7 @@
 //! Settings of one loss or advantage: a struct whose fields are its keys, described at run time.
 
 use super::Text;
+use crate::WeightedLosses;
 
 /// Type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub enum KeyType {
     Name(&'static [&'static str]),
     /// A text.
     Text,
+    /// A list of losses with weights.
+    Losses,
 }
 
 /// A setting of a loss or an advantage.
@@ -40,6 +43,8 @@ pub enum Value {
     Name(&'static str),
     /// A text.
     Text(Text),
+    /// A list of losses with weights.
+    Losses(WeightedLosses),
 }
 
 /// As in a recipe.
@@ -52,6 +57,7 @@ impl std::fmt::Display for Value {
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Name(name) => write!(f, "\"{name}\""),
             Self::Text(text) => write!(f, "{text:?}"),
+            Self::Losses(losses) => write!(f, "{losses}"),
         }
     }
 }

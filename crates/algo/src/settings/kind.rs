@@ -16,7 +16,7 @@ use super::{
     keys::{KeyInfo, KeyType, OutOfRange, Settings, Value},
     layer::Layer,
 };
-use crate::AlgoError;
+use crate::{AlgoError, WeightedLosses};
 
 /// The key that names the kind.
 const KIND: &str = "kind";
@@ -288,6 +288,12 @@ fn key_schema(key: &KeyInfo, default: Option<Value>) -> Schema {
         KeyType::Flag => json_schema!({ "type": "boolean", "description": key.doc, "default": default }),
         KeyType::Name(names) => json_schema!({ "enum": names, "description": key.doc, "default": default }),
         KeyType::Text => json_schema!({ "type": "string", "description": key.doc, "default": default }),
+        KeyType::Losses => {
+            let mut schema = WeightedLosses::json_schema(&mut SchemaGenerator::default());
+            schema.insert("description".to_owned(), key.doc.into());
+            schema.insert("default".to_owned(), serde_json::to_value(default).unwrap_or_default());
+            schema
+        }
     }
 }
 
@@ -342,6 +348,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
             KeyType::Number => f64::deserialize(deserializer).map(Value::Number),
             KeyType::Flag => bool::deserialize(deserializer).map(Value::Flag),
             KeyType::Text => Text::deserialize(deserializer).map(Value::Text),
+            KeyType::Losses => WeightedLosses::deserialize(deserializer).map(Value::Losses),
             KeyType::Name(names) => {
                 let given = String::deserialize(deserializer)?;
                 let name = names.iter().copied().find(|name| *name == given);

@@ -88,7 +88,16 @@ fn reasons_have_names_for_metrics() {
     let names: Vec<&str> = FilterReason::ALL.iter().map(|r| r.name()).collect();
     assert_eq!(
         names,
-        ["no_outcome", "equal_outcomes", "too_hard", "too_easy", "low_spread", "none_kept", "function"]
+        [
+            "no_outcome",
+            "equal_outcomes",
+            "too_hard",
+            "too_easy",
+            "low_spread",
+            "none_kept",
+            "tied_rewards",
+            "function"
+        ]
     );
     let names: Vec<&str> = MaskReason::ALL.iter().map(|r| r.name()).collect();
     assert_eq!(names, ["truncated", "zero_variance", "too_short", "too_long"]);

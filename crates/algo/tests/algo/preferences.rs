@@ -175,8 +175,10 @@ fn values_where_the_policy_is_the_reference() {
         (PreferenceKind::ApoDown, 1.0),
         (PreferenceKind::Aot, std::f64::consts::LN_2),
         (PreferenceKind::Discopop, 0.846_574),
+        // 0.8·log 2 + 0.2·2·log 2, and a likelihood of 1.5 nats divided by the anchor.
+        (PreferenceKind::Mpo, 1.2 * std::f64::consts::LN_2 + 1.5 / 2.0),
     ] {
-        let got = rows.value(&preset(kind, 0.0));
+        let got = rows.value(&preset(kind, if kind == PreferenceKind::Mpo { 2.0 } else { 0.0 }));
         assert!((got - value).abs() < 1e-6, "{}: {got}", kind.name());
     }
 }
@@ -369,6 +371,19 @@ fn settings_are_checked() {
         (Method::Simpo, r#"{"preference": {"gamma": -1.0}}"#, "preference.gamma"),
         (Method::Dpo, r#"{"preference": {"gamma": 1.0}}"#, "preference.gamma"),
         (Method::Dpo, r#"{"preference": "ipo"}"#, "preference"),
+        (Method::Mpo, r#"{"preference": {"losses": []}}"#, "preference.losses"),
+        (Method::Mpo, r#"{"preference": {"losses": [{"kind": "dpo", "weight": -1}]}}"#, "preference.losses"),
+        (Method::Mpo, r#"{"preference": {"losses": [{"kind": "dpo", "beta": 0}]}}"#, "preference.losses"),
+        (
+            Method::Mpo,
+            r#"{"preference": {"losses": [{"kind": "dpo", "tail_weight": 0.5}]}}"#,
+            "preference.losses",
+        ),
+        (Method::Mpo, r#"{"preference": {"beta": 0.2}}"#, "preference.beta"),
+        (Method::Dpo, r#"{"preference": {"losses": [{"kind": "dpo"}]}}"#, "preference.losses"),
+        (Method::OnlineDpo, r#"{"group_size": 1}"#, "group_size"),
+        (Method::OnlineDpo, r#"{"preference": "kto"}"#, "preference"),
+        (Method::OnlineDpo, r#"{"entropy_coef": 0.1}"#, "entropy_coef"),
         (Method::Dpo, r#"{"group_size": 4}"#, "group_size"),
         (Method::Grpo, r#"{"preference": {"beta": 0.2}}"#, "preference.beta"),
         (Method::Sft, r#"{"preference": {"beta": 0.2}}"#, "preference.beta"),
@@ -414,4 +429,31 @@ fn anchors() {
     };
     let named = rows.grad(&preset(PreferenceKind::Kto, 0.25)).terms.finish(&rows.counts()).unwrap().named();
     assert!(named.contains(&(metric::REWARDS_ANCHOR, 0.25)));
+}
+
+/// A list is a loss of the largest scope and reads what any of its losses reads.
+#[test]
+fn lists_of_losses_are_one_loss() {
+    let of = |json: &str| loss(Method::Mpo, &serde_json::from_str(json).unwrap(), 2.0).preference;
+    let pairs = of(r#"{"losses": [{"kind": "sft"}, {"kind": "dpo"}]}"#);
+    assert_eq!((pairs.scope(), pairs.anchor()), (Scope::Pair, Some(Anchor::ChosenTokens)));
+    assert!(pairs.reads_reference());
+    let likelihood = of(r#"{"losses": [{"kind": "sft"}, {"kind": "simpo"}]}"#);
+    assert!(!likelihood.reads_reference());
+    let sorted = of(r#"{"losses": [{"kind": "aot"}, {"kind": "ipo", "weight": 0.5}]}"#);
+    assert_eq!((sorted.scope(), sorted.anchor()), (Scope::Step, None));
+    // One loss with weight 1 is that loss, bit by bit.
+    let rows = Rows {
+        logprob: vec![vec![-1.0, -0.25], vec![-2.0]],
+        reference: vec![vec![-1.5, -0.5], vec![-1.5]],
+        outcome: vec![1.0, 0.0],
+        masked: Vec::new(),
+    };
+    let alone = rows.grad(&loss(Method::Ipo, &serde_json::json!({"beta": 0.3}), 0.0));
+    let list = serde_json::json!({"losses": [{"kind": "ipo", "beta": 0.3}]});
+    let listed = rows.grad(&loss(Method::Mpo, &list, 0.0));
+    assert_eq!(bits(&alone.d_logprob), bits(&listed.d_logprob));
+    let named =
+        rows.grad(&loss(Method::Mpo, &serde_json::json!({}), 2.0)).terms.finish(&rows.counts()).unwrap();
+    assert!(named.named().iter().all(|(name, _)| *name != metric::REWARDS_ANCHOR), "tokens are no reward");
 }

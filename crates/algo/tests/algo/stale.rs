@@ -21,8 +21,9 @@ fn default(method: Method) -> Algorithm {
     resolve(method, "{}", 2).unwrap()
 }
 
+/// Methods with a policy loss on samples.
 fn sampled() -> impl Iterator<Item = Method> {
-    Method::ALL.iter().copied().filter(|m| !m.is_supervised())
+    Method::ALL.iter().copied().filter(|&m| Algorithm::preset(m).unwrap().advantage.is_some())
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -48,7 +49,7 @@ fn every_method_at_every_staleness() {
                 };
                 let again = Algorithm::resolve(method, &algorithm.to_settings(), max_staleness);
                 assert_eq!(again.unwrap(), algorithm, "{method} {json} {max_staleness}");
-                assert_eq!(algorithm.loss.is_stale, max_staleness > 0 && !method.is_supervised());
+                assert_eq!(algorithm.loss.is_stale, max_staleness > 0 && algorithm.advantage.is_some());
                 resolved += 1;
             }
         }

@@ -112,14 +112,16 @@ def case(name, method, settings, on, groups, loss, grad, anchor=None, metrics=No
     return out if anchor is None else {**out, "anchor": anchor}
 
 
-def dpo(name, method, on, loss_type, settings=None, **given):
+def dpo(name, method, on, loss_type, settings=None, anchor=None, **given):
+    """`loss_type` is a name, or a dictionary of weights by name."""
+    losses = loss_type if isinstance(loss_type, dict) else {loss_type: 1.0}
     groups = INPUTS[on]
     # The batch has all chosen completions before all rejected ones.
     order = [e for i in (0, 1) for g in groups for e in [g[i]]]
     lengths = [len(e["logprob"]) for e in order]
     lp = leaf(order)
     ref = torch.tensor([x for e in order for x in e["reference"]], dtype=torch.float64)
-    t = trainer(DPOTrainer, model(ref, lengths), loss_types=[loss_type], loss_weights=[1.0], **given)
+    t = trainer(DPOTrainer, model(ref, lengths), loss_types=[*losses], loss_weights=[*losses.values()], **given)
     loss = DPOTrainer._compute_loss(t, model(lp, lengths), inputs(lengths), False)
     loss.backward()
     parts = torch.split(lp.grad, lengths)
@@ -127,7 +129,15 @@ def dpo(name, method, on, loss_type, settings=None, **given):
     grad = torch.cat([parts[i + j * pairs] for i in range(pairs) for j in (0, 1)])
     names = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"]
     metrics = {n: t._metrics["train"][n][0] for n in names}
-    return case(name, method, settings or {}, on, groups, loss, grad, metrics=metrics)
+    return case(name, method, settings or {}, on, groups, loss, grad, anchor=anchor, metrics=metrics)
+
+
+def mpo(name, on, losses, **given):
+    """A weighted list of losses; `losses` has TRL's name, the weight, and the table of RLoom's loss."""
+    settings = {"losses": [{**own, "weight": weight} for _, weight, own in losses]}
+    # The mean number of tokens of a chosen completion.
+    anchor = float(np.mean([len(g[0]["logprob"]) for g in INPUTS[on]]))
+    return dpo(name, "mpo", on, {loss: weight for loss, weight, _ in losses}, settings, anchor, **given)
 
 
 def kto(name, on, settings=None, **given):
@@ -217,6 +227,14 @@ def cases():
             dpo("aot", "aot", on, "aot"),
             dpo("aot, smoothed", "aot", on, "aot", smoothing, label_smoothing=0.1),
             dpo("aot_unpaired", "aot", on, "aot_unpaired", {"paired": False}),
+            mpo("mpo", on, [
+                ("sigmoid", 0.8, {"kind": "dpo"}), ("bco_pair", 0.2, {"kind": "bco_pair"}), ("sft", 1.0, {"kind": "sft"})
+            ]),
+            mpo("bco_pair", on, [("bco_pair", 1.0, {"kind": "bco_pair"})]),
+            mpo("sft", on, [("sft", 0.5, {"kind": "sft"}), ("hinge", 0.25, {"kind": "hinge"})]),
+            mpo("ipo and aot", on, [
+                ("ipo", 0.3, {"kind": "ipo", "beta": 0.2}), ("aot", 0.7, {"kind": "aot", "beta": 0.2, "label_smoothing": 0.1})
+            ], beta=0.2, label_smoothing=0.1),
             kto("kto", on),
             kto("kto, weights", on, {"desirable_weight": 1.5, "undesirable_weight": 0.5}, desirable_weight=1.5, undesirable_weight=0.5),
             kto("apo_zero_unpaired", on, {"anchor": False}, loss_type="apo_zero_unpaired"),

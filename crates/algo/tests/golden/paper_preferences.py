@@ -107,6 +107,12 @@ def aot(pairs, beta=0.1, e=0.0, paired=True):
     return smoothed(beta * delta, e).mean()
 
 
+def mpo(c, r, chosen_tokens):
+    """The weights of MPO; the likelihood is a mean over the chosen tokens of the step."""
+    quality = -ls(0.1 * c.d) - ls(-0.1 * r.d)
+    return 0.8 * dpo(c, r) + 0.2 * quality - 1.0 * c.lp / chosen_tokens
+
+
 def step(groups, loss, anchor=0.0, tail=1.0, **settings):
     """Loss of a step and its gradient by each log-probability, per episode."""
     episodes = [e for g in groups for e in g]
@@ -116,6 +122,8 @@ def step(groups, loss, anchor=0.0, tail=1.0, **settings):
     pairs = list(zip(made[::2], made[1::2]))
     if loss == "aot":
         total = aot(pairs, **settings)
+    elif loss == "mpo":
+        total = torch.stack([mpo(c, r, anchor) for c, r in pairs]).mean()
     elif loss in LABELS:
         total = torch.stack([LABELS[loss](y, anchor, **settings) for y in made]).mean()
     else:
@@ -134,12 +142,14 @@ def examples(six):
     ]
     bare = lambda e: {k: v for k, v in e.items() if k != "reference"}
     out = {}
-    for loss in [*PAIRS, *LABELS, "aot"]:
+    for loss in [*PAIRS, *LABELS, "aot", "mpo"]:
         groups, anchor = [[chosen, rejected]], None
         if loss in ["orpo", "cpo", "simpo"]:
             groups = [[bare(chosen), bare(rejected)]]
         elif loss == "aot":
             groups = [[chosen, rejected], easy]
+        elif loss == "mpo":
+            groups, anchor = [[chosen, rejected], easy], 1.5  # chosen completions of two tokens and of one
         elif loss in LABELS:
             groups = [[chosen], [rejected]]
             # The mean of beta * d over the two is -0.005; the mismatched completions of kto have a mean of 0.25.

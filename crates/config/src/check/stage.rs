@@ -176,7 +176,10 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference.cache")))
                 .at(section.origin_or_table("reference.cache"), "")
-                .at_if_set(stage.keys.origin("method"), format!("{} samples anew in each step", algorithm.method)),
+                .at_if_set(
+                    stage.keys.origin("method"),
+                    format!("{} samples anew in each step", algorithm.method),
+                ),
         );
     }
     if reference.cache.is_some() && matches!(stage.trainer.value.backend, Backend::Megatron(_)) {
@@ -193,7 +196,11 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
             Problem::new(Code::Conflict, "the reference does not move with this backend")
                 .at(section.origin_or_table("reference.sync_every"), "")
                 .at(section.origin_or_table("backend"), "divides a model in its own way")
-                .hint(format!("set `{} = \"torch\"`, or remove `{}`", section.name("backend"), section.name("reference.sync_every"))),
+                .hint(format!(
+                    "set `{} = \"torch\"`, or remove `{}`",
+                    section.name("backend"),
+                    section.name("reference.sync_every")
+                )),
         );
     }
 }

@@ -541,7 +541,9 @@ fn references() {
     // The stage `rl` of the base samples, so that its shared tables are read.
     let stage = |method: &str, reference: &str| {
         let name = if ["dpo", "sft"].contains(&method) { "warmup" } else { "rl" };
-        format!("[[stage]]\nname = \"{name}\"\nmethod = \"{method}\"\n[stage.trainer]\nreference = {{ {reference} }}\n")
+        format!(
+            "[[stage]]\nname = \"{name}\"\nmethod = \"{method}\"\n[stage.trainer]\nreference = {{ {reference} }}\n"
+        )
     };
     for (text, code, message) in [
         (stage("sft", "model = \"folder\""), Code::Unread, "sft has no reference"),
@@ -556,7 +558,9 @@ fn references() {
         assert_eq!(codes, [code], "{text}\n{found}");
         assert!(found.contains(message), "{found}");
     }
-    for valid in [stage("dpo", "model = \"folder\", cache = \"scores\""), stage("online_dpo", "sync_every = 4")] {
+    for valid in
+        [stage("dpo", "model = \"folder\", cache = \"scores\""), stage("online_dpo", "sync_every = 4")]
+    {
         let (codes, found) = errors_of(&valid, &[]);
         assert!(codes.is_empty(), "{found}");
     }

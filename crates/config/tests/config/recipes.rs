@@ -135,7 +135,7 @@ fn every_method_round_trips() {
             }
         }
     }
-    assert!(round_trips > 8 * Method::ALL.len(), "{round_trips}");
+    assert!(round_trips > 12 * Method::ALL.iter().filter(|m| !m.is_supervised()).count(), "{round_trips}");
 }
 
 #[test]

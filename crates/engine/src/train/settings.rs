@@ -413,7 +413,15 @@ impl Default for Table {
             ..
         } = TrainSettings::default();
         let backend = BackendTable::Embedded(EmbeddedSettings::default());
-        Self { backend, micro_batch_tokens, activation_checkpointing, lora, reference, threads, max_skipped_steps }
+        Self {
+            backend,
+            micro_batch_tokens,
+            activation_checkpointing,
+            lora,
+            reference,
+            threads,
+            max_skipped_steps,
+        }
     }
 }
 

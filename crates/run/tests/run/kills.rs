@@ -57,7 +57,8 @@ fn config(kind: &Kind, directory: &Path) -> Config {
     let urls = Some(urls.as_str()).filter(|_| kind.engines == Engines::Servers);
     let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().chain(urls).collect();
     if PREFERENCES.contains(&kind.name) {
-        let overrides: Vec<&str> = overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
+        let overrides: Vec<&str> =
+            overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
         return recipe::without_sampling(directory, &overrides);
     }
     recipe::config(directory, &overrides)

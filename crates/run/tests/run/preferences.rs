@@ -72,6 +72,7 @@ fn stages_resume_to_the_same_bytes() {
         (DPO, "dpo", "dpo", &[][..]),
         (DPO, "dpo", "orpo", &[]),
         (DPO, "dpo", "aot", &[]),
+        (DPO, "dpo", "mpo", &[]),
         (KTO, "kto", "kto", &[]),
         (KTO, "kto", "bco", &[]),
         (DPO, "dpo", "dpo", DROPOUT),
@@ -150,4 +151,39 @@ fn the_reference_of_an_adapter_is_its_base() {
     let masked = run("masked", "trainer.lora={rank=4,dropout=0.5}");
     assert_eq!(first(&masked, "loss"), first(&plain, "loss"));
     assert_ne!(masked[2]["loss"], plain[2]["loss"]);
+}
+
+/// A model that writes characters at random learns to write a 7 from pairs of its own samples, and learns not to where the reward
+/// has the opposite sign.
+#[test]
+fn pairs_of_samples_are_learned() {
+    let last = |weight: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let components = format!("reward.components=[{{kind='regex',pattern='7',weight={weight}}}]");
+        let overrides = [
+            "model.new.layers=1",
+            "stage.warmup.steps=1",
+            "stage.rl.method=online_dpo",
+            "stage.rl.algorithm={group_size=4,filter={max_draws=100}}",
+            "stage.rl.steps=40",
+            "stage.rl.groups_per_batch=8",
+            "stage.rl.trainer.learning_rate=3e-3",
+            "eval.every=1000",
+            "eval.tasks=1",
+            "eval.reward.components=[{kind='exact'}]",
+            "run.checkpoint_every=100",
+            &components,
+        ];
+        let config = crate::recipe::config(directory.path(), &overrides);
+        rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+        let steps = steps(&config, "rl");
+        let mean = |steps: &[BTreeMap<String, f64>]| {
+            steps.iter().map(|step| step["reward/regex"]).sum::<f64>() / steps.len() as f64
+        };
+        (mean(&steps[..5]), mean(&steps[35..]))
+    };
+    let (before, after) = last("1.0");
+    assert!(after > before + 0.2, "{before} → {after}");
+    let (before, after) = last("-1.0");
+    assert!(after < before - 0.1, "{before} → {after} with the opposite sign");
 }

@@ -61,7 +61,8 @@ fn scores_are_kept_between_runs() {
         let (fourth, warnings) = train(&of("fourth", &[&setting]), stage);
         assert!(fourth == computed && warnings.is_empty(), "{warnings:?}");
         // The scores depend on the reference: those of other weights are computed.
-        let other = tiny(&directory.path().join("other"), recipe, stage, method, &[&setting, "trainer.threads=1"]);
+        let other =
+            tiny(&directory.path().join("other"), recipe, stage, method, &[&setting, "trainer.threads=1"]);
         let other = Config { run: rloom_config::RunSettings { seed: 9, ..other.run.clone() }, ..other };
         let before = files(&cache).len();
         train(&other, stage);

@@ -164,7 +164,8 @@ fn versions_trained_on_pairs_are_rebuilt() {
     ];
     let config = trained(directory.path(), &overrides);
     let text = zstd::decode_all(std::fs::File::open(rollouts(&config, 4)).unwrap()).unwrap();
-    let first: Value = serde_json::from_str(String::from_utf8(text).unwrap().lines().next().unwrap()).unwrap();
+    let first: Value =
+        serde_json::from_str(String::from_utf8(text).unwrap().lines().next().unwrap()).unwrap();
     let name = format!("{}/2", first["key"]["ticket"]);
     let rebuilt = replay(&config, &name, true).unwrap();
     assert_eq!(rebuilt.verdict, Verdict::Equal);

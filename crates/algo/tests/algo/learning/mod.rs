@@ -28,6 +28,8 @@ fn rate(method: Method) -> f64 {
         Method::Rloo | Method::Gigpo | Method::ReinforcePp | Method::Ppo => 4.0,
         // These advantages are not scaled, and the constant length exceeds the number of tokens.
         Method::DrGrpo | Method::MaxAtG => 16.0,
+        // Derivatives have the factor β.
+        Method::OnlineDpo => 40.0,
         _ => 8.0,
     }
 }
@@ -148,7 +150,11 @@ fn an_old_sampler_is_corrected_for() {
 fn every_default_learns_from_old_samplers() {
     for &method in Method::ALL.iter().filter(|m| !m.is_supervised()) {
         let setup = Setup { age: 2, ..Setup::of(method, rate(method)) };
-        let trained = learns(&format!("{method}, two batches old"), &stale(method, "{}", 2), setup);
+        let algorithm = stale(method, "{}", 2);
+        let trained = learns(&format!("{method}, two batches old"), &algorithm, setup);
+        if algorithm.samples_pairs() {
+            continue; // Nothing is weighed.
+        }
         let first = &trained.metrics[0];
         assert_eq!(
             [first.correction_weight_mean, first.correction_ess, first.correction_masked_ratio],

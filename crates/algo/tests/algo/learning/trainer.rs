@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use rloom_algo::{
-    AdvantageReport, Advantages, Algorithm, AlgorithmState, EpisodeRewards, GroupRewards, ImplicitReward,
-    LossGrad, LossMetrics, Method, Mismatch, PolicyLoss, Proximal, StepReward, Surrogate, advantages,
-    interpolation,
+    AdvantageReport, Advantages, Algorithm, AlgorithmState, EpisodeRewards, GlobalCounts, GroupRewards,
+    ImplicitReward, LossGrad, LossInputs, LossMetrics, LossStep, Method, Mismatch, Objective, PolicyLoss,
+    PreferenceLoss, Proximal, StepReward, Surrogate, TokenScores, advantages, best_and_worst, interpolation,
 };
 use rloom_core::{Purpose, RandomKey, Role};
 
@@ -178,6 +178,9 @@ impl Trainer {
 
     fn reinforce(&mut self) {
         let groups = self.groups();
+        if self.algorithm.samples_pairs() {
+            return self.prefer(&groups);
+        }
         let episodes: Vec<&Episode> = groups.iter().flat_map(|g| &g.episodes).collect();
         let mut step = self.step(&episodes);
         if let Some(prm) = self.algorithm.prm {
@@ -205,6 +208,51 @@ impl Trainer {
                 self.optimise(&part(&step, of..end), &episodes[of..end]);
             }
         }
+    }
+
+    /// One optimiser step on the best and the worst episode of each group, in two micro-batches.
+    fn prefer(&mut self, groups: &[Group]) {
+        let sign = f64::from(self.setup.sign);
+        let pair = |group: &'_ Group| {
+            let rewards: Vec<Option<f64>> =
+                group.episodes.iter().map(|e| Some(sign * self.setup.reward(e))).collect();
+            let (best, worst) = best_and_worst(&rewards).unwrap();
+            [best, worst].map(|index| group.episodes[index].clone())
+        };
+        let episodes: Vec<Episode> = groups.iter().flat_map(pair).collect();
+        let counts = GlobalCounts::of_lengths(episodes.iter().map(|e| e.actions.len()), 0);
+        let flat =
+            |table: &Table, own: &[Episode]| own.iter().flat_map(|e| table.logprobs(e)).collect::<Vec<f32>>();
+        let half = episodes.len() / 4 * 2;
+        let (inputs, scores): (Vec<LossInputs>, Vec<TokenScores>) = [&episodes[..half], &episodes[half..]]
+            .map(|own| {
+                let mut end = 0;
+                let rows = own.iter().map(|e| {
+                    end += e.actions.len();
+                    end - e.actions.len()..end
+                });
+                let inputs = LossInputs {
+                    rows: rows.collect(),
+                    reference: Some(flat(&self.reference, own)),
+                    outcome: Some((0..own.len()).map(|row| if row % 2 == 0 { 1.0 } else { 0.0 }).collect()),
+                    ..LossInputs::default()
+                };
+                let logprob = flat(&self.policy, own);
+                let entropy = vec![0.0; logprob.len()];
+                (inputs, TokenScores { logprob, entropy, ..TokenScores::default() })
+            })
+            .into_iter()
+            .unzip();
+        let preference = self.algorithm.preference.unwrap();
+        let objective = Objective::Preference(PreferenceLoss { preference, anchor: 0.0 });
+        let grads = LossStep::new(objective, counts, &inputs).evaluate_step(&scores).unwrap();
+        let d_logprob: Vec<f32> = grads.iter().flat_map(|grad| grad.d_logprob.clone()).collect();
+        let (before, mut start) = (self.policy.clone(), 0);
+        for e in &episodes {
+            self.policy.descend(&before, e, &d_logprob[start..], &[], self.setup.rate);
+            start += e.actions.len();
+        }
+        self.metrics.push(merged(grads.iter().map(|g| &g.terms)).finish(&counts).unwrap());
     }
 
     /// Inputs of the loss that do not depend on rewards.

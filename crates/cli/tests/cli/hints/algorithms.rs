@@ -122,6 +122,9 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of exo.label_smoothing", &["/stage.warmup.method=exo", "/stage.warmup.algorithm.preference.label_smoothing=0"], "0.001 is usual", &[&["/stage.warmup.method=exo", "/stage.warmup.algorithm.preference.label_smoothing=0.001"]]),
     mistake("range of cpo.nll_weight", &["/stage.warmup.method=cpo", "/stage.warmup.algorithm.preference.nll_weight=-1"], "1 is usual", &[&["/stage.warmup.method=cpo", "/stage.warmup.algorithm.preference.nll_weight=1"]]),
     mistake("range of simpo.gamma", &["/stage.warmup.method=simpo", "/stage.warmup.algorithm.preference.gamma=-1"], "half of beta is usual", &[&["/stage.warmup.method=simpo", "/stage.warmup.algorithm.preference.gamma=1"]]),
+    mistake("range of mpo.losses", &["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[{kind='dpo',weight=-1}]"], "1 is usual", &[&["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[{kind='dpo',weight=1}]"]]),
+    mistake("range of mpo.losses", &["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[{kind='dpo',tail_weight=0.5}]"], "leave it out", &[&["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[{kind='dpo'}]"]]),
+    mistake("range of mpo.losses", &["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[]"], "add one, such as { kind = \"dpo\" }", &[&["/stage.warmup.method=mpo", "/stage.warmup.algorithm.preference.losses=[{kind='dpo'}]"]]),
     mistake("range of discopop.temperature", &["/stage.warmup.method=discopop", "/stage.warmup.algorithm.preference.temperature=0"], "0.05 is usual", &[&["/stage.warmup.method=discopop", "/stage.warmup.algorithm.preference.temperature=0.05"]]),
 ];
 

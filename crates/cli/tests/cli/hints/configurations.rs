@@ -111,6 +111,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("compose.rs: every", &["steps = 4\n -> "], "`name`, `method`, `steps` and `groups_per_batch` are required in every stage", &[&[]]),
     mistake("rename the component, or set `{} = 0`", &["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='overlong'}]"], "rename the component, or set `stage.rl.algorithm.overlong.factor = 0`",
         &[&["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='noise'}]"], &["stage.rl.method=dapo", "reward.components=[{kind='exact'},{kind='random',name='overlong'}]", "stage.rl.algorithm.overlong.factor=0"]]),
+    mistake("set `{} = \"torch\"`, or remove `{}`", &["stage.warmup.method=dpo", "stage.warmup.trainer={backend='deepspeed',reference={sync_every=2}}"], "set `stage.warmup.trainer.backend = \"torch\"`, or remove `stage.warmup.trainer.reference.sync_every`",
+        &[&["stage.warmup.method=dpo", "stage.warmup.trainer={backend='torch',reference={sync_every=2}}"], &["stage.warmup.method=dpo", "stage.warmup.trainer={backend='deepspeed'}"]]),
     mistake("set `{} = \"torch\"`, or choose a method without a critic, such as `grpo`", &["stage.rl.method=ppo", "trainer.backend=megatron"], "set `trainer.backend = \"torch\"`, or choose a method without a critic, such as `grpo`",
         &[&["stage.rl.method=ppo", "trainer.backend=torch"], &["stage.rl.method=grpo", "trainer.backend=megatron"]]),
     mistake("stage.rs: choices", &["stage.warmup.from=rl"], "the first stage can only start from `model`", &[&["stage.warmup.from=model"]]),

@@ -9,7 +9,10 @@ use rloom_algo::{
 };
 use rloom_core::{PolicyVersion, Purpose, RandomKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
-use rloom_engine::{Form, OptimStep, PackedBatch, PublishedWeights, TrainEngine, Which, pack, pack_groups, pack_unshared};
+use rloom_engine::{
+    Form, OptimStep, PackedBatch, PublishedWeights, TrainEngine, TrainError, Which, pack, pack_groups,
+    pack_unshared,
+};
 use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_remote::{Gang, GangSettings, PolicyHeads};
@@ -52,14 +55,13 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
 
 /// Losses of pairs, of labels and of the whole step, whose anchors are given.
 fn preferences() -> impl Iterator<Item = (&'static str, PolicyHeads, PolicyObjectiveOr)> {
-    [(Method::Dpo, 0.0), (Method::Orpo, 0.0), (Method::Kto, 0.3), (Method::Bco, -0.2), (Method::Aot, 0.0)].map(
-        |(method, anchor)| {
+    [(Method::Dpo, 0.0), (Method::Orpo, 0.0), (Method::Kto, 0.3), (Method::Bco, -0.2), (Method::Aot, 0.0)]
+        .map(|(method, anchor)| {
             let preference = Algorithm::preset(method).unwrap().preference.unwrap();
             let loss = PreferenceLoss { preference, anchor };
             (method.name(), PolicyHeads::Policy, PolicyObjectiveOr::Preference(loss))
-        },
-    )
-    .into_iter()
+        })
+        .into_iter()
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -354,4 +356,44 @@ fn the_reference_scores_as_the_embedded_one() {
         assert!(distance(&scores.logprob, &expected.logprob) <= 1e-5 * size(&expected.logprob));
         assert!(distance(&scores.entropy, &expected.entropy) <= 1e-5 * size(&expected.entropy));
     }
+}
+
+/// A reference that moves is that of the embedded engine; checkpoints hold it for any number of ranks.
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn a_reference_moves_as_the_embedded_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let own_settings = settings(folder.path(), 2);
+    let settings = GangSettings { reference: Some(own_settings.model.clone()), ..own_settings };
+    let mut gang = start(settings.clone());
+    let (ctx, generation) = (Ctx::new(1).unwrap(), GenerationConfig::default());
+    let mut own = EmbeddedTrainEngine::new(ctx, model(), Some(model()), optimizer(), generation);
+    assert_eq!(gang.reference_digest().unwrap(), own.reference_digest().unwrap());
+    let batches = pack_unshared(&trajectories(0), 50).unwrap();
+    let before = own.score(Which::Reference, &batches).unwrap();
+    for engine in [&mut gang as &mut dyn TrainEngine, &mut own] {
+        train(engine, 0..3);
+        engine.sync_reference(0.6).unwrap();
+    }
+    let [scores, expected] = [&mut gang as &mut dyn TrainEngine, &mut own]
+        .map(|engine| engine.score(Which::Reference, &batches).unwrap());
+    for ((scores, expected), before) in scores.iter().zip(&expected).zip(&before) {
+        let moved = distance(&before.logprob, &expected.logprob);
+        assert!(moved > 0.0 && distance(&scores.logprob, &expected.logprob) <= WEIGHTS * moved);
+    }
+    let (checkpoint, of_own) = (folder.path().join("checkpoint"), folder.path().join("embedded"));
+    std::fs::create_dir_all(&checkpoint).unwrap();
+    std::fs::create_dir_all(&of_own).unwrap();
+    let files = gang.save(&checkpoint).unwrap();
+    assert!(files.iter().any(|file| file.path.ends_with("trainer/reference/model.safetensors")), "{files:?}");
+    own.save(&of_own).unwrap();
+    let [digest, of_embedded] = [gang.reference_digest().unwrap(), own.reference_digest().unwrap()];
+    drop(gang);
+    let mut gang = start(GangSettings { ranks: 1, ..settings });
+    gang.restore(&checkpoint).unwrap();
+    assert_eq!(gang.reference_digest().unwrap(), digest);
+    gang.restore(&of_own).unwrap();
+    assert_eq!(gang.reference_digest().unwrap(), of_embedded);
+    gang.release_reference().unwrap();
+    assert!(matches!(gang.score(Which::Reference, &batches), Err(TrainError::NoReference)));
 }
