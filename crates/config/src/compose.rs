@@ -220,8 +220,9 @@ impl Composer<'_> {
         let environment = self.section("environment", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
         let keys = keys?;
-        let has_validation =
-            keys.method.is_supervised() && !keys.method.trains_reward_model() && !self.layers("validation", &[stage]).is_empty();
+        let has_validation = keys.method.is_supervised()
+            && !keys.method.trains_reward_model()
+            && !self.layers("validation", &[stage]).is_empty();
         let validation = has_validation.then(|| self.section("validation", &[stage], stage.origin));
         let rollout = if keys.method.is_supervised() {
             None

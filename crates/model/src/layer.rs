@@ -153,7 +153,12 @@ impl RopeTables {
             return table;
         }
         let room = positions.next_power_of_two().max(256).min(config.max_positions.max(positions));
-        let table = Arc::new(RopeTable::new(config.head_dim, &config.inverse_frequencies(), config.rotary_scale(), room));
+        let table = Arc::new(RopeTable::new(
+            config.head_dim,
+            &config.inverse_frequencies(),
+            config.rotary_scale(),
+            room,
+        ));
         *slot = Some(Arc::clone(&table));
         table
     }

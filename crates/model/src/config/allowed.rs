@@ -34,7 +34,8 @@ const IGNORED: &[&str] = &[
 /// Checks that every field with a value is known.
 pub(super) fn check(fields: Fields<'_>, architecture: &Architecture) -> Result<(), ConfigError> {
     let is_known = |name: &str| {
-        [READ, IGNORED, architecture.fields].iter().any(|list| list.contains(&name)) || unsupported::has_rule(name)
+        [READ, IGNORED, architecture.fields].iter().any(|list| list.contains(&name))
+            || unsupported::has_rule(name)
     };
     match fields.map.iter().find(|(name, value)| !value.is_null() && !is_known(name)) {
         Some((name, value)) => Err(fields.unsupported(

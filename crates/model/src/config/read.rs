@@ -5,9 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::{
-    ConfigError, Inconsistency, ModelConfig, OutputHeads, allowed, output_heads, rope, unsupported,
-};
+use super::{ConfigError, Inconsistency, ModelConfig, OutputHeads, allowed, output_heads, rope, unsupported};
 use crate::{Dtype, Family};
 
 pub(super) fn read(
@@ -39,7 +37,8 @@ pub(super) fn read(
             });
         }
     };
-    let max_positions = fields.count("max_position_embeddings")?.unwrap_or(architecture.default_max_positions);
+    let max_positions =
+        fields.count("max_position_embeddings")?.unwrap_or(architecture.default_max_positions);
     unsupported::check_windows(fields, architecture.window, max_positions)?;
     let (rope_theta, rope_scaling) = rope::read(fields, max_positions)?;
     let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);

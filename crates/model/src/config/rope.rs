@@ -271,7 +271,10 @@ fn read_yarn(fields: Fields<'_>, max_positions: usize) -> Result<RopeScaling, Co
         return inconsistent(Inconsistency::RotationBounds { object });
     }
     if !(attention_factor as f32).is_normal() {
-        return inconsistent(Inconsistency::NotPositive { field: "attention_factor", value: attention_factor });
+        return inconsistent(Inconsistency::NotPositive {
+            field: "attention_factor",
+            value: attention_factor,
+        });
     }
     let truncate = fields.flag("truncate")?.unwrap_or(true);
     Ok(RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, truncate, attention_factor })

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use super::fields::Fields;
 use super::ConfigError;
+use super::fields::Fields;
 use crate::family::Window;
 
 /// Values of a field that have no effect.
@@ -125,8 +125,7 @@ pub(super) fn check_windows(
     max_positions: usize,
 ) -> Result<(), ConfigError> {
     const REASON: &str = "attention would not see all earlier tokens";
-    const HINT: &str =
-        "use a model with full attention, or set max_position_embeddings to the window to use no longer sequences";
+    const HINT: &str = "use a model with full attention, or set max_position_embeddings to the window to use no longer sequences";
     if fields.flag("use_sliding_window")? == Some(true) {
         return Err(fields.unsupported("use_sliding_window", &Value::Bool(true), REASON, HINT));
     }

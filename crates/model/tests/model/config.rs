@@ -44,7 +44,10 @@ fn fixtures_are_read() {
     assert_eq!(qwen3.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     assert_eq!(qwen3.eos_token_ids, [2]);
     let mistral = read(&fields("tiny-mistral")).unwrap();
-    assert_eq!((mistral.kv_heads, mistral.qkv_bias, mistral.output_bias, mistral.qk_norm()), (2, false, false, false));
+    assert_eq!(
+        (mistral.kv_heads, mistral.qkv_bias, mistral.output_bias, mistral.qk_norm()),
+        (2, false, false, false)
+    );
     assert!(matches!(mistral.rope_scaling, RopeScaling::Yarn { factor: 4.0, beta_fast: 4.0, .. }));
     assert_eq!(mistral.rotary_scale(), (0.1 * 4f64.ln() + 1.0) as f32);
 }
@@ -89,7 +92,10 @@ fn yarn_settings_have_defaults_and_limits() {
     let read = scaling(json!({"factor": 4.0, "mscale": 0.5, "mscale_all_dim": 1.0})).unwrap();
     assert_eq!(read.rotary_scale(), ((0.05 * 4f64.ln() + 1.0) / (0.1 * 4f64.ln() + 1.0)) as f32);
     for (yarn, part) in [
-        (json!({"factor": 4.0, "beta_fast": 1.0}), "rope_scaling.beta_fast must be above rope_scaling.beta_slow"),
+        (
+            json!({"factor": 4.0, "beta_fast": 1.0}),
+            "rope_scaling.beta_fast must be above rope_scaling.beta_slow",
+        ),
         (json!({"factor": 4.0, "attention_factor": 1e300}), "attention_factor is"),
         (json!({"factor": 4.0, "attention_factor": 0.0}), "rope_scaling.attention_factor is 0"),
         (json!({"factor": 0.5}), "the factor of rope_scaling is 0.5"),
@@ -98,7 +104,8 @@ fn yarn_settings_have_defaults_and_limits() {
         let text = scaling(yarn).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
     }
-    let frequencies = scaling(json!({"factor": 4.0, "original_max_position_embeddings": 1})).unwrap().inverse_frequencies();
+    let frequencies =
+        scaling(json!({"factor": 4.0, "original_max_position_embeddings": 1})).unwrap().inverse_frequencies();
     assert!(frequencies.iter().all(|f| f.is_finite()), "{frequencies:?}");
 }
 
