@@ -99,7 +99,10 @@ impl NumericPath {
 
     /// The context with this order of bf16 products; fails if the processor does not have it.
     pub fn within(self, ctx: Ctx) -> Result<Ctx, OpsError> {
-        self.order().map_or_else(|| Ok(ctx.clone()), |order| ctx.with_order(order))
+        match self.order() {
+            None => Ok(ctx),
+            Some(order) => ctx.with_order(order),
+        }
     }
 }
 

@@ -54,6 +54,7 @@ impl Ctx {
     }
 
     /// This context with another order of bf16 products, emulated in software if the instruction set does not have it.
+    #[must_use]
     pub fn reproducing(&self, order: Order) -> Self {
         let level = self.level.with_order(order).unwrap_or_else(|| self.level.with_software_tiles());
         Self { level, ..self.clone() }
