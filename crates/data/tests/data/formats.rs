@@ -220,3 +220,23 @@ fn a_cache_reads_files_once() {
     cache.retain(|_, kind| kind != RowKind::Demonstrations);
     assert!(open(Split::Eval, RowKind::Demonstrations).is_err());
 }
+
+/// The files of `eval_path` are other rows than those of `path`.
+#[test]
+fn a_cache_tells_held_out_files_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, rows: u32| {
+        let lines: String = (0..rows).map(|n| format!("{{\"prompt\": \"{name}{n}\"}}\n")).collect();
+        let path = folder.path().join(format!("{name}.jsonl"));
+        fs::write(&path, lines).unwrap();
+        path
+    };
+    let mut files = FileSettings::new(write("train", 3));
+    files.eval_path = Some(FileSettings::new(write("eval", 2)).path);
+    let settings = DataSettings::from(Source::Files(files));
+    let (hub, cache) = (Hub::from_env(), RowCache::default());
+    let len = |split| {
+        Dataset::open_cached(&settings, split, RowKind::Prompts, 1, &hub, &cache).map(|set| set.len()).unwrap()
+    };
+    assert_eq!((len(Split::Train), len(Split::Eval), len(Split::Train)), (3, 2, 3));
+}
