@@ -379,8 +379,11 @@ mod tests {
         let path = folder.path().join("a.safetensors");
         let values: Vec<f32> = (0..2 * BLOCK + 3).map(|i| i as f32).collect();
         let shape = [values.len()];
-        let tensor =
-            |name: &str| crate::checkpoint::TensorOut { name: name.into(), shape: &shape, values: &values };
+        let tensor = |name: &str| crate::checkpoint::TensorOut {
+            name: name.into(),
+            shape: (&shape[..]).into(),
+            values: crate::checkpoint::Values::Floats(&values),
+        };
         crate::checkpoint::write_tensors(&path, &[], vec![tensor("a"), tensor("b")]).unwrap();
         let file = TensorFile::open(&path).unwrap();
         for name in ["b", "a"] {
