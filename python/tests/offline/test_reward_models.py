@@ -28,9 +28,10 @@ STEPWISE = [
     {
         "prompt": row["prompt"],
         "completions": [row["chosen"].split("#")[0].strip(), row["rejected"]],
-        "labels": [True, False],
+        # Not as many right as wrong steps: the gradient of the bias would be the sign of a rounding error.
+        "labels": [True, number % 3 == 0],
     }
-    for row in PAIRS
+    for number, row in enumerate(PAIRS)
 ]
 
 JUDGED = """
