@@ -7,6 +7,7 @@ use crate::settings::choices::choices;
 use crate::{AlgorithmFunction, GroupRewards, Keep, best_and_worst};
 
 /// Filters of groups and masks of episodes.
+#[expect(clippy::struct_excessive_bools, reason = "a record of independent filters")]
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Filters {
     /// Replaces groups whose outcomes are all equal (DAPO, arXiv 2503.14476).

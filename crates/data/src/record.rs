@@ -155,9 +155,8 @@ impl FieldMapping {
             Target::Demonstration { field, is_needed } => {
                 !is_needed || field.is_some() || settings.demonstration_field.is_some()
             }
-            Target::Text => true,
+            Target::Text | Target::Unpaired(_) => true,
             Target::Pair(fields) => fields.names().take(2).all(has),
-            Target::Unpaired(_) => true,
             Target::Label(fields) => fields.names().all(has),
             Target::Steps(fields) => fields.names().all(has),
         };

@@ -140,7 +140,7 @@ impl Code {
         let positions = magnitudes.len() as u8;
         let bounds: Vec<f32> = magnitudes.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect();
         // A negative number has the code of its magnitude with the highest bit, which alone stands for 1.
-        let positive: Vec<u8> = (0..=positions - 1).collect();
+        let positive: Vec<u8> = (0..positions).collect();
         let negative: Vec<u8> = if signed {
             (0..positions - 1).map(|i| if i == 0 { 0 } else { i | 0x80 }).collect()
         } else {

@@ -49,7 +49,10 @@ pub mod kinds {
         kto::Kto, mpo::Mpo, nca::Nca, orpo::Orpo, robust::Robust, simpo::Simpo, sppo::Sppo,
     };
 }
-use kinds::*;
+use kinds::{
+    Aot, ApoDown, ApoZero, Bco, BcoPair, Cdpo, ChosenNll, Cpo, Discopop, Dpo, Exo, Hinge, Ipo, Kto, Mpo, Nca,
+    Orpo, Robust, Simpo, Sppo,
+};
 
 /// Generates an enum of losses with their settings and the enum of their kinds, from a table.
 macro_rules! losses {

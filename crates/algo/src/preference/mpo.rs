@@ -42,7 +42,7 @@ impl Kernel for Mpo {
     }
 
     fn beta(&self) -> f64 {
-        self.lead().map_or(1.0, |kernel| kernel.beta())
+        self.lead().map_or(1.0, super::kernel::Kernel::beta)
     }
 
     fn reads_reference(&self) -> bool {

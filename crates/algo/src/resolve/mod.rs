@@ -49,7 +49,7 @@ impl Algorithm {
             None => supervised(method, settings)?,
             Some(preset) if method.trains_reward_model() => reward_model(method, &preset, settings)?,
             Some(preset) if method.is_supervised() => preference(method, &preset, settings)?,
-            Some(preset) if preset.preference.is_some() => pairs::sampled(method, settings.over(preset))?,
+            Some(preset) if preset.preference.is_some() => pairs::sampled(method, &settings.over(preset))?,
             Some(preset) => {
                 build(method, &settings.over(without_other_parts(&preset, settings)), is_off_policy)?
             }

@@ -5,8 +5,8 @@ use crate::{Aggregation, AlgoError, Algorithm, AlgorithmSettings, DataKind, Meth
 
 /// A method that samples groups and trains on the best and the worst episode of each. The samples may be of any policy, so that
 /// neither staleness nor another engine changes a setting.
-pub(super) fn sampled(method: Method, asked: AlgorithmSettings) -> Result<Algorithm, AlgoError> {
-    let mut reader = Reader { asked, record: AlgorithmSettings::default() };
+pub(super) fn sampled(method: Method, asked: &AlgorithmSettings) -> Result<Algorithm, AlgoError> {
+    let mut reader = Reader { asked: *asked, record: AlgorithmSettings::default() };
     let r = &mut reader;
     let group_size = read!(r.group_size or 2);
     if group_size < 2 {

@@ -236,7 +236,9 @@ fn a_cache_tells_held_out_files_apart() {
     let settings = DataSettings::from(Source::Files(files));
     let (hub, cache) = (Hub::from_env(), RowCache::default());
     let len = |split| {
-        Dataset::open_cached(&settings, split, RowKind::Prompts, 1, &hub, &cache).map(|set| set.len()).unwrap()
+        Dataset::open_cached(&settings, split, RowKind::Prompts, 1, &hub, &cache)
+            .map(|set| set.len())
+            .unwrap()
     };
     assert_eq!((len(Split::Train), len(Split::Eval), len(Split::Train)), (3, 2, 3));
 }

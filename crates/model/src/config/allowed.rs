@@ -11,7 +11,7 @@ const READ: &[&str] = &[
     "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling",
     "rope_parameters", "partial_rotary_factor", "tie_word_embeddings", "initializer_range", "bos_token_id", "eos_token_id",
-    "pad_token_id", "auto_map", "id2label", "num_labels", "classifier_dropout",
+    "pad_token_id", "rloom", "auto_map", "id2label", "num_labels", "classifier_dropout",
 ];
 
 /// Fields without an effect on the scores: names and versions, the format of the weights, inputs and outputs of `transformers`,
