@@ -163,7 +163,9 @@ impl Optimizer {
 
     /// Replaces the settings but for the format of the moments; moments and step count stay.
     pub fn set_settings(&mut self, settings: OptimizerSettings) {
-        self.settings = OptimizerSettings { moments: self.settings.moments, ..settings };
+        let moments = self.settings.moments;
+        self.settings = settings;
+        self.settings.moments = moments;
     }
 
     /// Number of steps taken.

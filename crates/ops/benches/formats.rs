@@ -126,7 +126,7 @@ impl<'c, E: Element> TrainingStep<'c, E> {
         let start = clock();
         let scores = head_forward(self.ctx, &h, T, packed, &targets, &ones);
         head_backward(
-            self.ctx, &mut dh, &mut dw, &h, T, rows, packed, &targets, &ones, &scores, &small, &small,
+            self.ctx, &mut dh, &mut dw, &h, T, rows, packed, &targets, &ones, &scores, &small, &small, None,
         );
         clock() - start
     }

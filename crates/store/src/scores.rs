@@ -85,8 +85,9 @@ impl ScoreCache {
     /// Writes what was added, and removes damaged files.
     pub fn flush(&mut self) -> Result<(), StoreError> {
         if !self.unwritten.is_empty() {
-            let name: String =
-                Sha256::digest(&self.unwritten)[..12].iter().map(|b| format!("{b:02x}")).collect();
+            let digest = Sha256::digest(&self.unwritten);
+            let first: [u8; 16] = digest.first_chunk().copied().unwrap_or_default();
+            let name = format!("{:024x}", u128::from_be_bytes(first) >> 32);
             let path = self.folder.join(name).with_extension(EXTENSION);
             disk::write_atomically(AREA, &path, &self.unwritten)?;
             self.unwritten.clear();
@@ -196,7 +197,7 @@ mod tests {
         let check = |bytes: &[u8]| {
             fs::write(path, bytes).unwrap();
             let mut damaged = ScoreCache::open(folder.path()).unwrap();
-            assert_eq!(damaged.damaged(), [path.clone()]);
+            assert_eq!(damaged.damaged(), std::slice::from_ref(path));
             let intact: Vec<u8> = (0..3).filter(|&number| damaged.get(&key(number)).is_some()).collect();
             assert!(intact.len() < 3);
             for &number in &intact {
@@ -206,7 +207,9 @@ mod tests {
             let repaired = ScoreCache::open(folder.path()).unwrap();
             assert!(repaired.damaged().is_empty());
             assert_eq!(repaired.scores.len(), damaged.scores.len());
-            files(folder.path()).iter().for_each(|file| fs::remove_file(file).unwrap());
+            for file in files(folder.path()) {
+                fs::remove_file(file).unwrap();
+            }
             intact.len()
         };
         let mut kept = 0;

@@ -145,7 +145,10 @@ impl JsonSchema for WeightedLosses {
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": { "kind": { "enum": names }, "weight": { "type": "number", "default": 1.0 } },
+                "properties": {
+                    "kind": { "enum": names, "description": "A loss of pairs, or `sft`, the likelihood of the chosen completion." },
+                    "weight": { "type": "number", "default": 1.0, "description": "Factor of the loss in the sum, 0 or more." },
+                },
                 "required": ["kind"],
             },
         })

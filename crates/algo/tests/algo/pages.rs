@@ -110,6 +110,7 @@ fn index_row(method: Method) -> String {
         (None, Some(DataKind::Steps)) => "steps".to_owned(),
         (None, Some(DataKind::Pairs)) => "pairs".to_owned(),
         (None, Some(_)) => "completions".to_owned(),
+        (None, None) if algorithm.samples_pairs() => "pairs".to_owned(),
         (None, None) => "sequences".to_owned(),
     };
     let summary = method.info().summary;

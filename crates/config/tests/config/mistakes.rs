@@ -575,7 +575,7 @@ fn validation_needs_rows_that_are_held_out() {
             ("[[stage]]\nname = \"warmup\"\n[stage.validation]\nrows = 0\n", &[Code::OutOfRange]),
             ("[[stage]]\nname = \"rl\"\n[stage.validation]\nevery = 5\n", &[Code::Unread]),
             (
-                "[tokenizer]\nalphabet = \"01\"\n[[stage]]\nname = \"warmup\"\ndata = { path = \"rows.jsonl\" }\nvalidation = {}\n",
+                "[tokenizer]\nalphabet = \"0123456789+-*=\"\n[[stage]]\nname = \"warmup\"\ndata = { path = \"rows.jsonl\" }\nvalidation = {}\n",
                 &[Code::Conflict],
             ),
             (

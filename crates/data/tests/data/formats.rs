@@ -193,7 +193,9 @@ fn labelled_text(task: &Task) -> (Demonstration, bool) {
 fn a_cache_reads_files_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
-    let rows: String = (0..6).map(|n| format!("{{\"prompt\": \"{n}\", \"completion\": \"c\"}}\n")).collect();
+    let rows: Vec<String> =
+        (0..6).map(|n| format!("{{\"prompt\": \"{n}\", \"completion\": \"c\"}}\n")).collect();
+    let rows = rows.concat();
     fs::write(&path, rows).unwrap();
     let (hub, cache) = (Hub::from_env(), RowCache::default());
     let mut files = FileSettings::new(&path);
@@ -226,7 +228,8 @@ fn a_cache_reads_files_once() {
 fn a_cache_tells_held_out_files_apart() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, rows: u32| {
-        let lines: String = (0..rows).map(|n| format!("{{\"prompt\": \"{name}{n}\"}}\n")).collect();
+        let lines: Vec<String> = (0..rows).map(|n| format!("{{\"prompt\": \"{name}{n}\"}}\n")).collect();
+        let lines = lines.concat();
         let path = folder.path().join(format!("{name}.jsonl"));
         fs::write(&path, lines).unwrap();
         path

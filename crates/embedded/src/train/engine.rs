@@ -544,7 +544,7 @@ impl TrainEngine for EmbeddedTrainEngine {
             self.policy.save(directory, &self.generation)
         };
         saved.map_err(checkpoint)?;
-        model.iter().for_each(|_| progress.advance());
+        progress.advance_by(model.len());
         let trainer = directory.join("trainer");
         fs::create_dir_all(&trainer).map_err(|source| storage(Access::Write, &trainer, source))?;
         if has_value_head {
@@ -557,7 +557,7 @@ impl TrainEngine for EmbeddedTrainEngine {
             let folder = directory.join(REFERENCE);
             fs::create_dir_all(&folder).map_err(|source| storage(Access::Write, &folder, source))?;
             reference.save(&folder, &self.generation).map_err(checkpoint)?;
-            of_reference.iter().for_each(|_| progress.advance());
+            progress.advance_by(of_reference.len());
         }
         names
             .into_iter()

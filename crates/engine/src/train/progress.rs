@@ -95,6 +95,13 @@ impl ProgressCounter {
         self.progress.done += 1;
         self.observer.report(self.progress);
     }
+
+    /// Reports several completed ones, one after another.
+    pub fn advance_by(&mut self, count: usize) {
+        for _ in 0..count {
+            self.advance();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Values<'_> {
             bytes.clear();
             match (self, dtype) {
                 (Self::LowBits(_), _) => {
-                    bytes.extend(numbers.iter().flat_map(|&x| low_bits(x).to_le_bytes()))
+                    bytes.extend(numbers.iter().flat_map(|&x| low_bits(x).to_le_bytes()));
                 }
                 (_, Dtype::F32) => rloom_ops::append_f32_bytes(&mut bytes, numbers),
                 (_, Dtype::Bf16) => rloom_ops::append_bf16_bytes(&mut bytes, numbers),

@@ -1,5 +1,4 @@
 //! Fused operations are bitwise identical to their parts, for every format, instruction set and number of threads.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use crate::support::{assert_same, contexts_of_all_orders, noise};
 use rloom_ops::{

@@ -1,5 +1,4 @@
 //! The head over bf16: compared with its definition in f64, and its bits across instruction sets, threads and batches.
-#![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 
 use crate::support::{assert_same, contexts_of_all_orders, noise};
 use rloom_ops::{

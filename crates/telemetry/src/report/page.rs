@@ -144,13 +144,14 @@ impl PageBuilder {
                 );
                 self.stages = bands(stages);
             }
-            Event::Step { metrics } => self.add_metrics(line.global_step, metrics),
+            Event::Step { metrics } | Event::Validation { metrics, .. } => {
+                self.add_metrics(line.global_step, metrics);
+            }
             Event::Evaluation { metrics, calibration, .. } => {
                 self.add_calibration(line, calibration);
                 self.add_accuracy(&line.stage, metrics);
                 self.add_metrics(line.global_step, metrics);
             }
-            Event::Validation { metrics, .. } => self.add_metrics(line.global_step, metrics),
             Event::Sample(sample) => self.train.add(line, sample.clone()),
             Event::EvaluationSample(sample) => self.eval.add(line, sample.clone()),
             Event::Warning { message } => self.add_warning(message),

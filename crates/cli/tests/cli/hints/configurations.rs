@@ -17,8 +17,12 @@ const NO_NEW: &str =
 const FOLDER: &str = "model.path=folder";
 const ADAPTER: &str = "stage.rl.trainer.lora={rank=2}";
 /// The second stage trains a reward model.
-const REWARD_MODEL: [&str; 3] =
-    ["stage.rl.method=reward_model", "stage.rl.algorithm={}", "stage.rl.data={rows='preferences'}"];
+const REWARD_MODEL: [&str; 4] = [
+    "method = \"grpo\" -> method = \"reward_model\"",
+    "[stage.algorithm]\ngroup_size = 2 -> ",
+    "[sampling] -> [eval.sampling]",
+    "stage.rl.data={rows='preferences'}",
+];
 const STALE: &str = "schedule.max_staleness=1";
 const PINNED: &str = "schedule.pin_version=true";
 
@@ -80,11 +84,15 @@ pub(super) const MISTAKES: &[Mistake] = &[
     // Reward models
     mistake("set `{} = \"{start}\"`", &["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}"], "set `stage.rl.from = \"model\"`",
         &[&["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}", "stage.rl.from=model"]]),
-    mistake("remove `{}`", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], ADAPTER], "remove `stage.rl.trainer.lora`", &[&REWARD_MODEL]),
-    mistake("set `{} = \"embedded\"` for this stage", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"` for this stage",
-        &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], "stage.rl.trainer.backend=embedded"]]),
+    mistake("remove `{}`", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], ADAPTER], "remove `stage.rl.trainer.lora`", &[&REWARD_MODEL]),
+    mistake("set `{} = \"embedded\"` for this stage", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"` for this stage",
+        &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=embedded"]]),
     mistake("reward_model.rs: hint", &["stage.rl.reward.components=[{kind='exact'},{kind='reward_model',model='stage:warmup',backend='embedded'}]"], "name a folder, or train the model in an earlier stage with `method = \"reward_model\"`",
         &[&["stage.rl.reward.components=[{kind='exact'},{kind='reward_model',model='folder',backend='embedded'}]"]]),
+    // Demonstrations
+    mistake("range of neftune_noise_alpha", &["stage.warmup.algorithm={neftune_noise_alpha=0}"], "5, or leave it out for no noise",
+        &[&["stage.warmup.algorithm={neftune_noise_alpha=5}"], &[]]),
+    mistake("remove it, and set `[eval]` to evaluate on held-out tasks", &["stage.rl.validation={every=5}"], "remove it, and set `[eval]` to evaluate on held-out tasks", &[&[]]),
     // Evaluation
     mistake("add {} to the components; with `weight = 0` it does not change the reward", &["reward.components=[{kind='random'}]"], "add one of the verifiers `exact`, `numeric`, `math` to the components; with `weight = 0` it does not change the reward",
         &[&["reward.components=[{kind='random'},{kind='exact',weight=0}]"], &["reward.components=[{kind='random'},{kind='numeric',weight=0}]"], &["reward.components=[{kind='random'},{kind='math',weight=0}]"]]),

@@ -9,7 +9,7 @@ use rloom_config::Config;
 use rloom_config::reference::{EngineKind, KeyDoc, key_paths, keys, tables};
 
 /// Maximum number of keys that apply to one method with each pair of engines.
-const MAX_KEYS: [(EngineKind, usize); 2] = [(EngineKind::Embedded, 103), (EngineKind::TorchAndVllm, 113)];
+const MAX_KEYS: [(EngineKind, usize); 2] = [(EngineKind::Embedded, 105), (EngineKind::TorchAndVllm, 115)];
 
 /// Keys that select the engines.
 const SELECTORS: [&str; 2] = ["rollout.engine", "trainer.backend"];
@@ -70,6 +70,6 @@ fn recipes_have_about_a_hundred_keys() {
     for recipe in ["arithmetic.toml", "gsm8k.toml", "guess.toml"] {
         let config = Config::load(&[folder.join(recipe)], &most).unwrap();
         let count = key_paths(&config).len();
-        assert!(count <= 120, "{recipe}: {count} keys");
+        assert!(count <= 124, "{recipe}: {count} keys");
     }
 }
