@@ -227,7 +227,8 @@ impl BatchTrainer {
 
     pub(crate) fn pack(&self, members: &[Member<'_>]) -> Result<Vec<PackedBatch>, TrainError> {
         let (trajectories, budget) = (members.iter().map(|m| m.trajectory), self.micro_batch_tokens);
-        let in_pairs = self.algorithm.method.data() == Some(DataKind::Pairs);
+        let in_pairs = self.algorithm.method.data() == Some(DataKind::Pairs)
+            || self.algorithm.preference.is_some_and(|loss| loss.data() == DataKind::Pairs);
         // The noise of a prompt is that of its sequence.
         let share_prompts = self.share_prompts && self.algorithm.neftune_noise_alpha.is_none();
         Ok(match (in_pairs, share_prompts) {
@@ -437,13 +438,12 @@ impl BatchTrainer {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = match self.algorithm.reward_model {
-            Some(spec) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
-            None => {
-                let batch = (minibatch.members, minibatch.packed);
-                let reference = &minibatch.known.reference;
-                self.objective(engine, loss, batch, reference, &mut report.state, draws)?
-            }
+        let objective = if let Some(spec) = self.algorithm.reward_model {
+            Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known))
+        } else {
+            let batch = (minibatch.members, minibatch.packed);
+            let reference = &minibatch.known.reference;
+            self.objective(engine, loss, batch, reference, &mut report.state, draws)?
         };
         let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
         let step = LossStep {

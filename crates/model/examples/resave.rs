@@ -20,8 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = match (kind.as_str(), source.as_str()) {
         ("policy", "llama" | "qwen2" | "qwen3") => new(source)?,
         ("critic", "llama" | "qwen2" | "qwen3") => new(source)?.to_critic(),
-        ("reward", family) => with_random_head(new(family)?.to_reward())?,
-        ("process", family) => with_random_head(new(family)?.to_process_reward())?,
+        ("reward", family) => with_random_head(&new(family)?.to_reward())?,
+        ("process", family) => with_random_head(&new(family)?.to_process_reward())?,
         ("critic", path) => Model::load_critic(Path::new(path))?,
         (_, path) => Model::load(Path::new(path))?,
     };
@@ -55,7 +55,7 @@ fn new(family: &str) -> Result<Model, Box<dyn Error>> {
 }
 
 /// The same model with a value head that is not zero, by way of a folder.
-fn with_random_head(model: Model) -> Result<Model, Box<dyn Error>> {
+fn with_random_head(model: &Model) -> Result<Model, Box<dyn Error>> {
     let folder = std::env::temp_dir().join(format!("rloom-resave-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     model.save(&folder, &GenerationConfig::default())?;

@@ -1,6 +1,5 @@
 //! Models with an adapter.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -133,7 +132,8 @@ impl Model {
         if self.is_frozen() {
             return self.merged().export(folder, generation, dtype);
         }
-        self.write_bf16(folder, generation)
+        let tensors = tensors_out(self.policy_tensors(), "");
+        self.write_bf16(folder, generation, tensors)
     }
 
     /// As [`save`](Self::save), with the weights in bf16 and the bits that they lose in a second file, with which they are read
@@ -142,14 +142,19 @@ impl Model {
         if self.adapter.is_some() || self.is_frozen() || !self.config().output_heads.language() {
             return self.save(folder, generation);
         }
-        self.write_bf16(folder, generation)?;
-        let tensors = self.policy_tensors().map(|(spec, values)| TensorOut {
-            name: spec.name.clone(),
-            shape: Cow::Borrowed(&spec.shape),
-            values: Values::LowBits(values),
-        });
-        write_tensors(&folder.join(LOW_BITS), &[], tensors.collect())?;
+        self.write_bf16(folder, generation, self.half_of_bits(Values::HighBits))?;
+        write_tensors(&folder.join(LOW_BITS), &[], self.half_of_bits(Values::LowBits))?;
         Ok(())
+    }
+
+    /// Tensors of a policy's folder with 16 bits for each number.
+    fn half_of_bits<'a>(&'a self, bits: fn(&'a [f32]) -> Values<'a>) -> Vec<TensorOut<'a>> {
+        let mut tensors = Vec::new();
+        for (spec, numbers) in self.policy_tensors() {
+            let (name, shape) = (spec.name.clone(), spec.shape.clone().into());
+            tensors.push(TensorOut { name, shape, values: bits(numbers) });
+        }
+        tensors
     }
 
     /// Tensors of a policy's folder.
@@ -157,7 +162,12 @@ impl Model {
         self.named_tensors().filter(|(spec, _)| !spec.is_value_head())
     }
 
-    fn write_bf16(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
+    fn write_bf16(
+        &self,
+        folder: &Path,
+        generation: &GenerationConfig,
+        tensors: Vec<TensorOut<'_>>,
+    ) -> Result<(), LoadError> {
         let mut config = self.config().to_json();
         for key in ["dtype", "torch_dtype"] {
             if let Some(value) = config.get_mut(key) {
@@ -166,7 +176,6 @@ impl Model {
         }
         crate::generation::write_json(&folder.join("config.json"), &config)?;
         generation.save(folder)?;
-        let tensors = tensors_out(self.policy_tensors(), "");
         write_tensors_as(&folder.join(SINGLE), &[("format", "pt".into())], tensors, Dtype::Bf16)?;
         Ok(())
     }

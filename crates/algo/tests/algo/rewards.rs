@@ -107,7 +107,7 @@ impl Rows {
     }
 
     fn whole(&self, loss: RewardLoss) -> LossGrad {
-        self.evaluate(loss, &[0..self.last.len()]).unwrap().remove(0)
+        self.evaluate(loss, std::slice::from_ref(&(0..self.last.len()))).unwrap().remove(0)
     }
 
     fn loss_of_steps(&self) -> RewardLoss {
@@ -173,10 +173,10 @@ fn values_at_zero() {
     let rows = Rows::pairs(&[[0.0, 0.0]; 3], &[]);
     for center in [0.0, 0.5] {
         let loss = rows.whole(RewardLoss::Pairs { center }).terms.loss();
-        assert!((loss - 0.693_147).abs() < 1e-6);
+        assert!((loss - std::f64::consts::LN_2).abs() < 1e-6);
     }
     let rows = Rows::steps(&[vec![(0.0, true), (0.0, false)]]);
-    assert!((rows.whole(rows.loss_of_steps()).terms.loss() - 0.693_147).abs() < 1e-6);
+    assert!((rows.whole(rows.loss_of_steps()).terms.loss() - std::f64::consts::LN_2).abs() < 1e-6);
 }
 
 /// Differences of the value in f64 by moving one score at a time.
@@ -235,7 +235,9 @@ fn check_split(rows: &Rows, loss: RewardLoss, unit: usize, cut: usize) {
     assert_eq!(concat(|g| &g.d_value), whole.d_value);
     assert_eq!(concat(|g| &g.d_last_value), whole.d_last_value);
     let mut terms = LossTerms::default();
-    split.iter().for_each(|grad| terms.merge(&grad.terms));
+    for grad in &split {
+        terms.merge(&grad.terms);
+    }
     let counts = rows.counts();
     assert_eq!(terms.finish(&counts).unwrap(), whole.terms.finish(&counts).unwrap());
 }

@@ -180,8 +180,8 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
             stage.outline.name, measured.step
         ))?;
     }
-    let validated = overview.stages.iter().flat_map(|s| s.validation.iter().map(move |m| (s, m)));
-    if let Some((stage, Validated { step, loss, .. })) = validated.filter(|(_, m)| m.best).next_back() {
+    let mut validated = overview.stages.iter().flat_map(|s| s.validation.iter().map(move |m| (s, m)));
+    if let Some((stage, Validated { step, loss, .. })) = validated.rfind(|(_, m)| m.best) {
         let name = &stage.outline.name;
         output.data(&format!("best         validation loss {loss:.4}, stage {name} step {step}"))?;
     }

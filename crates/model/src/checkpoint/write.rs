@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::CheckpointError;
-use super::low_bits::low_bits;
+use super::low_bits::{high_bits, low_bits};
 use crate::Dtype;
 
 /// A tensor to write.
@@ -24,6 +24,8 @@ pub(crate) struct TensorOut<'a> {
 pub(crate) enum Values<'a> {
     /// Numbers, rounded to the dtype of the file.
     Floats(&'a [f32]),
+    /// Numbers in bf16, rounded so that [`LowBits`](Self::LowBits) make them exact again.
+    HighBits(&'a [f32]),
     /// The bits that rounding these numbers to bf16 loses ([`low_bits`](fn@low_bits)).
     LowBits(&'a [f32]),
     Bytes(&'a [u8]),
@@ -32,7 +34,7 @@ pub(crate) enum Values<'a> {
 impl Values<'_> {
     fn len(self) -> usize {
         match self {
-            Self::Floats(values) | Self::LowBits(values) => values.len(),
+            Self::Floats(values) | Self::HighBits(values) | Self::LowBits(values) => values.len(),
             Self::Bytes(bytes) => bytes.len(),
         }
     }
@@ -41,7 +43,7 @@ impl Values<'_> {
     fn encoding(self, dtype: Dtype) -> (&'static str, usize) {
         match (self, dtype) {
             (Self::Floats(_), Dtype::F32) => ("F32", 4),
-            (Self::Floats(_), Dtype::Bf16) => ("BF16", 2),
+            (Self::Floats(_), Dtype::Bf16) | (Self::HighBits(_), _) => ("BF16", 2),
             (Self::LowBits(_), _) => ("I16", 2),
             (Self::Bytes(_), _) => ("U8", 1),
         }
@@ -50,12 +52,15 @@ impl Values<'_> {
     fn write(self, dtype: Dtype, file: &mut impl Write) -> std::io::Result<()> {
         let numbers = match self {
             Self::Bytes(bytes) => return file.write_all(bytes),
-            Self::Floats(numbers) | Self::LowBits(numbers) => numbers,
+            Self::Floats(numbers) | Self::HighBits(numbers) | Self::LowBits(numbers) => numbers,
         };
         let mut bytes = Vec::with_capacity(1 << 16);
         for numbers in numbers.chunks(1 << 14) {
             bytes.clear();
             match (self, dtype) {
+                (Self::HighBits(_), _) => {
+                    bytes.extend(numbers.iter().flat_map(|&x| high_bits(x).to_le_bytes()));
+                }
                 (Self::LowBits(_), _) => {
                     bytes.extend(numbers.iter().flat_map(|&x| low_bits(x).to_le_bytes()));
                 }

@@ -48,6 +48,8 @@ def gradients(model, sequences, data):
 
 def in_f64(model):
     model = model.double()
+    # Otherwise the row of the padding token has no gradient.
+    model.get_input_embeddings().padding_idx = None
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm_in_f64.__get__(module)
@@ -58,6 +60,7 @@ def autocast_errors(name, data):
     """Batches with the rows and temperatures of `data`, and the error of autocast on them."""
     load = lambda: AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32).eval()
     single, double = load(), in_f64(load())
+    single.get_input_embeddings().padding_idx = None
     generator = torch.Generator().manual_seed(12)
     kept = {"tokens": [], "d_logprob": [], "d_entropy": []}
     errors = []

@@ -87,7 +87,7 @@ fn shared_prompts_have_the_gradient_of_separate_ones() {
         }
         // The value after the prompt has a gradient, too: it is that of the first token after it.
         let (_, of_last) = run(&shared, &[3, 4, 5, 6, 7], &[0.4, 0.8, -0.6]);
-        let (_, of_next) = {
+        let ((), of_next) = {
             let forward_rows = ScoreRows { rows: &[3, 4, 5, 6, 7], inv_temperature: &[1.0; 5] };
             let forward = model.forward(&ctx, &shared, &forward_rows, ActivationCheckpointing::None).unwrap();
             let mut gradients = Gradients::zeros(&model);

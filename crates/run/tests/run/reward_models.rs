@@ -1,6 +1,6 @@
 //! Reward models: stages that train them resume to the same bytes, other stages are rewarded by them, and policies improve.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -57,8 +57,8 @@ fn stepwise_rows(folder: &Path) -> PathBuf {
     let path = folder.join("steps.jsonl");
     let row = |n: usize| {
         let steps: Vec<String> =
-            (0..1 + n % 3).map(|s| format!("\"{}{}\"", n % 10, "+=#"[s..].chars().next().unwrap())).collect();
-        let labels: Vec<&str> = (0..1 + n % 3).map(|s| if s % 2 == 0 { "true" } else { "false" }).collect();
+            (0..=n % 3).map(|s| format!("\"{}{}\"", n % 10, "+=#"[s..].chars().next().unwrap())).collect();
+        let labels: Vec<&str> = (0..=n % 3).map(|s| if s % 2 == 0 { "true" } else { "false" }).collect();
         format!(
             "{{\"prompt\": \"{n}=\", \"completions\": [{}], \"labels\": [{}]}}\n",
             steps.join(", "),
@@ -212,7 +212,5 @@ fn answers_improve_by_the_true_reward() {
     };
     let rate = WinRate::of(&answers("ppo-step-000030"), &answers("sft-step-000540"));
     assert_eq!(rate.tasks(), 512);
-    if rate.rate() < 0.65 {
-        panic!("{rate:?}");
-    }
+    assert!(rate.rate() >= 0.65, "{rate:?}");
 }

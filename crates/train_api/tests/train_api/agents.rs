@@ -33,7 +33,8 @@ fn agents_tinker_adapters() {
 
 /// Runs a program of the SDK against a server, which it returns.
 fn run(weights: TrainedWeights, script: &str) -> TestServer {
-    let python = std::env::var("RLOOM_TEST_TINKER").expect("RLOOM_TEST_TINKER names an interpreter");
+    let python = std::env::var("RLOOM_TEST_TINKER")
+        .unwrap_or_else(|_| panic!("RLOOM_TEST_TINKER names an interpreter"));
     // The SDK sends a sign of life every ten seconds.
     let session_timeout = Duration::from_secs(30);
     let settings = TrainApiSettings { session_timeout, max_models: 16, ..TrainApiSettings::default() };

@@ -71,7 +71,7 @@ impl TestServer {
         Self::training(TrainedWeights::Adapters, dtype, TrainApiSettings::default())
     }
 
-    pub(crate) fn training(weights: TrainedWeights, dtype: Dtype, settings: TrainApiSettings) -> Self {
+    pub(crate) fn training(weights: TrainedWeights, dtype: Dtype, mut settings: TrainApiSettings) -> Self {
         let (mut base, folder) = (base(), tempfile::tempdir().unwrap());
         // Adapters name the folder of their base.
         let own = folder.path().join("base");
@@ -81,7 +81,7 @@ impl TestServer {
             TrainedWeights::Adapters => Model::load_frozen(&own, dtype).unwrap(),
             TrainedWeights::All => Model::load(&own).unwrap().with_dtype(dtype),
         });
-        let settings = TrainApiSettings { weights, ..settings };
+        settings.weights = weights;
         let api = Arc::new(TrainApi::new(base.clone(), folder.path().join("checkpoints"), settings).unwrap());
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
         let (sender, receiver) = std::sync::mpsc::channel();

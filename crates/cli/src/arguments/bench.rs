@@ -1,0 +1,118 @@
+//! Arguments of `rloom bench`, and formats of numbers.
+
+use clap::{Args, ValueEnum};
+use rloom_model::{Dtype, MomentFormat, NumericPath};
+use rloom_ops::Isa;
+
+/// Workload of `bench`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Workload {
+    /// Individual matrix products and attention of the shape.
+    Kernels,
+    /// Training step: forward, cross-entropy, backward, AdamW.
+    Train,
+    /// Greedy generation of a batch of prompts.
+    Decode,
+    /// GRPO step: rollout, random rewards, one optimiser step, publishing the weights.
+    Grpo,
+}
+
+/// An instruction set of this processor.
+fn isa(name: &str) -> Result<Isa, String> {
+    let all = Isa::available();
+    all.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|isa| isa.name()).collect();
+        format!("this processor has {}", names.join(", "))
+    })
+}
+
+/// An order of bf16 products.
+fn numeric_path(name: &str) -> Result<NumericPath, String> {
+    [NumericPath::Widened, NumericPath::DotPairs, NumericPath::Tiles]
+        .into_iter()
+        .find(|path| path.name() == name)
+        .ok_or_else(|| "the orders are widened, dot_pairs and tiles".to_owned())
+}
+
+/// Format of matrix products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    F32,
+    Bf16,
+}
+
+impl From<Format> for Dtype {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::F32 => Self::F32,
+            Format::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Shapes:
+  S       4 layers of 256, 8 heads, 4 key-value heads, FFN 704, vocabulary 512; trains on
+          32 x 128 tokens, generates 64 x 64 after prompts of 16, GRPO 16 prompts x 8 samples x 64
+  M       24 layers of 896, 14 heads, 2 key-value heads, FFN 4864, vocabulary 32,000; trains on
+          2 x 128 tokens, generates 8 x 16 after prompts of 16, GRPO 2 prompts x 8 samples x 16
+  FOLDER  the shape in its config.json, with random weights and the batches of S, or those of M
+          if the weights exceed 256 MiB in f32
+
+Examples:
+  rloom bench
+  rloom bench train decode --dtype bf16
+  rloom bench decode --shape path/to/model --threads 1 --json
+  rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
+
+GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
+for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
+are measured first, with the same number of threads.")]
+pub(crate) struct Bench {
+    /// Workloads to measure [default: all].
+    #[arg(value_name = "WORKLOAD", value_enum)]
+    pub(crate) workloads: Vec<Workload>,
+    /// Model shape: S, M, or a model folder.
+    #[arg(long, value_name = "S|M|FOLDER", default_value = "S")]
+    pub(crate) shape: String,
+    /// Format of matrix products.
+    #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32")]
+    pub(crate) dtype: Format,
+    /// Instruction set, as listed by `rloom doctor` [default: the fastest].
+    #[arg(long, value_name = "ISA", value_parser = isa)]
+    pub(crate) isa: Option<Isa>,
+    /// Order of bf16 products: widened, dot_pairs or tiles [default: that of the instruction set].
+    #[arg(long, value_name = "PATH", value_parser = numeric_path)]
+    pub(crate) numeric_path: Option<NumericPath>,
+    /// Train a LoRA adapter of this rank on all linear layers instead of the weights.
+    #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) lora: Option<u16>,
+    /// Format of the optimizer's moments.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "f32")]
+    pub(crate) moments: Moments,
+    /// Number of compute threads; 0 for one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub(crate) threads: u16,
+    /// Measurements per workload after warm-up; the median is reported.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) rounds: u16,
+}
+
+/// Format of an optimizer's moments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Moments {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    F32,
+    Int8,
+}
+
+impl From<Moments> for MomentFormat {
+    fn from(moments: Moments) -> Self {
+        match moments {
+            Moments::F32 => Self::F32,
+            Moments::Int8 => Self::Int8,
+        }
+    }
+}
