@@ -526,12 +526,12 @@ fn runs_of_an_adapter_end_in_the_same_bytes() {
 
 #[test]
 fn runs_on_pairs_of_samples_end_in_the_same_bytes() {
-    kill(13);
+    kill(14);
 }
 
 #[test]
 fn runs_on_preferences_end_in_the_same_bytes() {
-    (14..17).for_each(kill);
+    (15..18).for_each(kill);
 }
 
 #[test]

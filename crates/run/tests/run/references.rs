@@ -45,7 +45,7 @@ fn scores_are_kept_between_runs() {
         let (computed, _) = train(&of("computed", &[]), stage);
         let (first, warnings) = train(&of("first", &[&setting]), stage);
         assert!(first == computed, "{method}: other weights with kept scores");
-        assert!(warnings.is_empty(), "{warnings:?}");
+        assert!(!warnings.iter().any(|warning| warning.contains("scores")), "{warnings:?}");
         let kept = files(&cache);
         assert_eq!(kept.len(), 1, "{method}");
         let (second, _) = train(&of("second", &[&setting]), stage);

@@ -48,7 +48,11 @@ fn tiny_process(directory: &Path, rows: &Path) -> Config {
     let of_pairs = "rows = \"preferences\"\nworked_share = 1.0";
     assert!(RECIPE.contains(of_pairs));
     let text = RECIPE.replace(of_pairs, &data);
-    let more = ["stage.reward.method=prm", "stage.ppo.reward.components=[{kind='numeric'}]"];
+    let more = [
+        "tokenizer.alphabet='0123456789+=# '",
+        "stage.reward.method=prm",
+        "stage.ppo.reward.components=[{kind='numeric'}]",
+    ];
     config(&text, directory, &[&TINY[..], &more].concat())
 }
 

@@ -253,6 +253,11 @@ impl<T: TrainEngine> TrainEngine for HookedTrainer<T> {
         Ok(PublishedPolicy { digest, ..published })
     }
 
+    fn publish_exact(&mut self, version: PolicyVersion, form: Form) -> Result<PublishedPolicy, TrainError> {
+        self.survive("publish")?;
+        self.engine.publish_exact(version, form)
+    }
+
     fn digest(&mut self) -> Result<u64, TrainError> {
         self.engine.digest()
     }
