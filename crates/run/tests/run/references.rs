@@ -59,7 +59,8 @@ fn scores_are_kept_between_runs() {
         assert!(third == computed, "{method}: other weights with damaged scores");
         assert!(warnings.iter().any(|warning| warning.contains("is damaged")), "{warnings:?}");
         let (fourth, warnings) = train(&of("fourth", &[&setting]), stage);
-        assert!(fourth == computed && warnings.is_empty(), "{warnings:?}");
+        assert!(fourth == computed, "{method}: other weights with repaired scores");
+        assert!(!warnings.iter().any(|warning| warning.contains("scores")), "{warnings:?}");
         // The scores depend on the reference: those of other weights are computed.
         let other =
             tiny(&directory.path().join("other"), recipe, stage, method, &[&setting, "trainer.threads=1"]);
