@@ -285,7 +285,7 @@ fn dynamic_sampling_replaces_groups_without_contrast() {
 /// Ties have no pair. Each batch has as many pairs as groups.
 #[test]
 fn groups_with_tied_rewards_are_replaced() {
-    let more = ["stage.rl.algorithm.group_size=2", "eval.every=0"];
+    let more = ["stage.rl.algorithm.group_size=2", "eval.every=1000"];
     let steps = check(Method::OnlineDpo, &more);
     assert!(steps.iter().map(|m| m["filtered/tied_rewards"]).sum::<f64>() > 0.0);
     for metrics in &steps {

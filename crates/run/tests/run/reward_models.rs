@@ -49,7 +49,7 @@ fn tiny_process(directory: &Path, rows: &Path) -> Config {
     assert!(RECIPE.contains(of_pairs));
     let text = RECIPE.replace(of_pairs, &data);
     let more = [
-        "tokenizer.alphabet='0123456789+=# '",
+        "tokenizer.alphabet=\"0123456789+=# \\n\"",
         "stage.reward.method=prm",
         "stage.ppo.reward.components=[{kind='numeric'}]",
     ];
