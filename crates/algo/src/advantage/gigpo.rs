@@ -111,13 +111,9 @@ impl Gigpo {
 impl Estimate for Gigpo {
     fn check(&self) -> Result<(), OutOfRange> {
         check_gamma(self.gamma)?;
-        let weights = [
-            ("episode_weight", self.episode_weight, "0 compares steps alone"),
-            ("step_weight", self.step_weight, "1 weighs steps like episodes"),
-        ];
-        for (key, weight, hint) in weights {
-            check(key, weight, weight >= 0.0, "0 or more", hint)?;
-        }
+        let (episode, step) = (self.episode_weight, self.step_weight);
+        check("episode_weight", episode, episode >= 0.0, "0 or more", "0 compares steps alone")?;
+        check("step_weight", step, step >= 0.0, "0 or more", "1 weighs steps like episodes")?;
         check_std_epsilon(self.std_epsilon)
     }
 

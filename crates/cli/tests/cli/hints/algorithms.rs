@@ -88,6 +88,8 @@ pub(super) const RANGES: &[Mistake] = &[
     mistake("range of role_baseline.decay", &["advantage={kind='role_baseline',decay=1}"], "0.95 is usual", &[&["advantage={kind='role_baseline',decay=0.95}"]]),
     mistake("range of gigpo.step_weight", &[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',step_weight=-1}"], "1 weighs steps like episodes",
         &[&[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',step_weight=1}"]]),
+    mistake("range of gigpo.episode_weight", &[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',episode_weight=-1}"], "0 compares steps alone",
+        &[&[LEARNING_ON_STEPS, "/environment.kind=guess", "/reward.components=[{kind='environment'}]", "advantage={kind='gigpo',episode_weight=0}"]]),
     mistake("range of normalize.std_epsilon", &["advantage={kind='group',std_epsilon=-1}"], "1e-4 is usual", &[&["advantage={kind='group',std_epsilon=1e-4}"]]),
     mistake("range of normalize.gamma", &["advantage={kind='gae',gamma=2}"], "1 for no discount", &[&["advantage={kind='gae',gamma=1}"]]),
     mistake("range of prime.beta", &["advantage={kind='prime',beta=0}"], "0.05 is the paper's", &[&["advantage={kind='prime',beta=0.05}"]]),
