@@ -34,6 +34,12 @@ pub enum Score {
     Outcome,
     /// Margin of a preference.
     Margin,
+    /// Divergence of the student from its teacher.
+    Divergence,
+    /// The student's log-probability of a candidate.
+    CandidateLogprob,
+    /// The teacher's log-probability of a candidate.
+    TeacherLogprob,
     /// A coefficient that the loss returns.
     Coefficient,
 }
@@ -56,6 +62,9 @@ impl Score {
             Self::Return => "return",
             Self::Outcome => "outcome",
             Self::Margin => "margin",
+            Self::Divergence => "divergence from the teacher",
+            Self::CandidateLogprob => "candidate log-probability",
+            Self::TeacherLogprob => "teacher log-probability",
             Self::Coefficient => "loss coefficient",
         }
     }
@@ -324,7 +333,9 @@ pub enum AlgoError {
         ticket: u64,
     },
     /// An episode of several segments in a pair.
-    #[error("an episode of group {ticket} has {segments} segments, and a preference pair is of whole completions")]
+    #[error(
+        "an episode of group {ticket} has {segments} segments, and a preference pair is of whole completions"
+    )]
     #[diagnostic(help("use an environment without `history` and with a single agent"))]
     DividedPair {
         /// The group's ticket.

@@ -5,9 +5,7 @@ use rloom_collect::OutcomeRule;
 use rloom_core::{Episode, Group, PolicyId, PolicyVersion, Role, StopReason};
 
 use crate::batch_tests::{Recorder, assert_close, episode, group, models, plain, recorder};
-use crate::{
-    BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models, ReferenceUse,
-};
+use crate::{BatchPosition, BatchReport, BatchTrainer, FurtherPolicy, MethodFunctions, Models, ReferenceUse};
 
 /// An episode whose segments were sampled by these policies.
 fn played(segments: &[(u32, &[u32])], reward: f64) -> Episode {
@@ -42,6 +40,7 @@ fn train(method: Method, json: &str, models: &mut Models<Recorder>, groups: &[Gr
         reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
+        has_teacher: false,
         main: Some(PolicyId::MAIN),
     };
     let position = BatchPosition {

@@ -8,11 +8,11 @@ use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, Segments};
 
 use crate::buf_pool::PooledBuf;
 use crate::heads::HeadActivations;
-use crate::packed::{PackedForm, PackedModel};
+use crate::packed::{ModelElement, PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::{
-    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, Model, PackedTokens, ScoreRows,
-    Scores,
+    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Comparison, Dtype, Model, PackedTokens,
+    ScoreRows, Scores,
 };
 
 /// Activations of one layer for the backward pass; `None` is recomputed.
@@ -59,6 +59,13 @@ impl Forward {
 /// Adds noise to the embeddings of a batch, `[T, D]`.
 pub type Noise<'a> = dyn Fn(&mut [f32]) + 'a;
 
+/// What a forward pass for training does besides the scores.
+#[derive(Clone, Copy, Default)]
+struct Extras<'a> {
+    noise: Option<&'a Noise<'a>>,
+    comparison: Option<Comparison<'a>>,
+}
+
 impl SavedActivations {
     pub(crate) fn dtype(&self) -> Dtype {
         match self {
@@ -73,7 +80,7 @@ impl SavedActivations {
 pub(crate) struct CheckedBatch<'a> {
     pub(crate) batch: &'a PackedTokens<'a>,
     /// Position of each token, `[T]`.
-    positions: &'a [u32],
+    pub(crate) positions: &'a [u32],
     pub(crate) rows: &'a ScoreRows<'a>,
     /// Row that predicts each scored token, `[S]`.
     pub(crate) predictors: &'a [u32],
@@ -135,7 +142,7 @@ impl Model {
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Forward, BatchError> {
-        self.forward_saving(ctx, batch, rows, checkpointing, None)
+        self.forward_saving(ctx, batch, rows, checkpointing, Extras::default())
     }
 
     /// As [`forward`](Self::forward), with `noise` added to the embeddings: it gets them as `[T, D]`. The backward pass takes the
@@ -148,7 +155,21 @@ impl Model {
         checkpointing: ActivationCheckpointing,
         noise: &Noise<'_>,
     ) -> Result<Forward, BatchError> {
-        self.forward_saving(ctx, batch, rows, checkpointing, Some(noise))
+        let extras = Extras { noise: Some(noise), comparison: None };
+        self.forward_saving(ctx, batch, rows, checkpointing, extras)
+    }
+
+    /// As [`forward`](Self::forward). With a comparison, the scores contain its numbers, and the backward pass starts from
+    /// their derivatives.
+    pub fn forward_against(
+        &self,
+        ctx: &Ctx,
+        batch: &PackedTokens<'_>,
+        rows: &ScoreRows<'_>,
+        checkpointing: ActivationCheckpointing,
+        comparison: Option<Comparison<'_>>,
+    ) -> Result<Forward, BatchError> {
+        self.forward_saving(ctx, batch, rows, checkpointing, Extras { noise: None, comparison })
     }
 
     fn forward_saving(
@@ -157,7 +178,7 @@ impl Model {
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
-        noise: Option<&Noise<'_>>,
+        extras: Extras<'_>,
     ) -> Result<Forward, BatchError> {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
@@ -165,11 +186,11 @@ impl Model {
         let checked = CheckedBatch { batch, positions: &positions, rows, predictors: &predictors };
         let (saved, scores) = match self.packed(ctx) {
             PackedForm::F32(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+                let (saved, scores) = self.run_saving(ctx, packed, checked, checkpointing, extras)?;
                 (SavedActivations::F32(saved), scores)
             }
             PackedForm::Bf16(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+                let (saved, scores) = self.run_saving(ctx, packed, checked, checkpointing, extras)?;
                 (SavedActivations::Bf16(saved), scores)
             }
         };
@@ -210,6 +231,26 @@ impl Model {
         Ok(logits.as_slice().to_vec())
     }
 
+    /// Computes the scores, the activations for the backward pass and a comparison, if there is one. A teacher computes first,
+    /// while there are no activations in memory.
+    fn run_saving<E: ModelElement>(
+        &self,
+        ctx: &Ctx,
+        packed: PackedModel<'_, E>,
+        checked: CheckedBatch<'_>,
+        checkpointing: ActivationCheckpointing,
+        Extras { noise, comparison }: Extras<'_>,
+    ) -> Result<(Activations<E>, Scores), BatchError> {
+        let prepared = comparison.map(|comparison| self.prepare(ctx, comparison, checked)).transpose()?;
+        let (mut saved, mut scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+        if let Some((prepared, head)) = prepared.zip(packed.set.head.as_ref()) {
+            let student = ops::HeadRows { h_td: &saved.heads.stream.normed, w: head };
+            let compared = prepared.compare(ctx, student, checked.predictors.len(), &mut scores);
+            saved.heads.compared = Some(compared);
+        }
+        Ok((saved, scores))
+    }
+
     /// Computes the scores and the activations for the backward pass; layer activations as selected by `keep`, none if
     /// `None`.
     fn run<E: Element>(
@@ -228,7 +269,7 @@ impl Model {
     }
 
     /// Computes the residual stream after the last layer, `[T, D]`; appends the layers' activations to `keep` if given.
-    fn run_layers<E: Element>(
+    pub(crate) fn run_layers<E: Element>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,

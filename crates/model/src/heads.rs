@@ -3,11 +3,12 @@
 //! A scored token is predicted, and its prefix is valued, by the previous row of its sequence. A segment's last value
 //! is computed at its last token.
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, HeadScores};
+use rloom_ops::{self as ops, Buf, Ctx, Element, HeadRows, HeadScores};
 
 use crate::buf_pool::PooledBuf;
 use crate::forward::CheckedBatch;
-use crate::packed::PackedModel;
+use crate::packed::{ModelElement, PackedModel};
+use crate::teacher::Compared;
 use crate::tensors::TensorSet;
 use crate::{BatchError, CandidateScores, Candidates, Model, PackedTokens, ScoreGrads, Scores};
 
@@ -26,11 +27,13 @@ pub(crate) struct NormedRows<E: Element> {
 pub(crate) struct HeadActivations<E: Element> {
     /// Row that predicts each scored token.
     pub(crate) rows: Vec<u32>,
-    stream: NormedRows<E>,
+    pub(crate) stream: NormedRows<E>,
     /// The last row of each segment; `None` without a value head.
     last: Option<NormedRows<E>>,
     /// `None` in a critic.
     language: Option<LanguageActivations>,
+    /// `None` without a comparison.
+    pub(crate) compared: Option<Compared<E>>,
 }
 
 /// Activations of the language head for the backward pass.
@@ -84,7 +87,8 @@ impl Model {
             }
         });
         let last = self.add_values(ctx, packed, batch, stream, &scored, &mut scores);
-        (HeadActivations { rows: predictors.to_vec(), stream: scored, last, language }, scores)
+        let rows = predictors.to_vec();
+        (HeadActivations { rows, stream: scored, last, language, compared: None }, scores)
     }
 
     /// Computes the scores of the rows and of the candidates in one pass over the language head.
@@ -153,7 +157,7 @@ impl Model {
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
     /// final norm, in `dx` (`[T, D]`, overwritten). `grads` are the weights' gradients, unless they are frozen. The lists of `d_scores` have one entry per scored token, or none if
     /// there is no such head.
-    pub(crate) fn heads_backward<E: Element>(
+    pub(crate) fn heads_backward<E: ModelElement>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
@@ -163,27 +167,33 @@ impl Model {
         d_scores: &ScoreGrads<'_>,
         mut grads: Option<&mut TensorSet>,
     ) {
-        let HeadActivations { rows, stream, last, language } = heads;
+        let HeadActivations { rows, stream, last, language, compared } = heads;
         let (s, d) = (rows.len(), self.config().hidden_size);
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
         if let Some((language, packed)) = language.as_ref().zip(packed.set.head.as_ref()) {
             // A tied head accumulates into the embedding's gradient.
             let d_table =
                 grads.as_deref_mut().map(|grads| grads.head.as_mut().unwrap_or(&mut grads.embedding));
-            ops::head_backward(
-                ctx,
-                &mut d_normed,
-                d_table,
-                &stream.normed,
-                s,
-                self.base().head_table(),
-                packed,
-                &language.targets,
-                &language.inv_temperature,
-                &language.scores,
-                d_scores.d_logprob,
-                d_scores.d_entropy,
-            );
+            if let Some(compared) = compared {
+                let student = HeadRows { h_td: &stream.normed, w: packed };
+                let (table, d) = (self.base().head_table(), d_scores.of_comparison());
+                compared.backward(ctx, &mut d_normed, d_table, student, table, s, d);
+            } else {
+                ops::head_backward(
+                    ctx,
+                    &mut d_normed,
+                    d_table,
+                    &stream.normed,
+                    s,
+                    self.base().head_table(),
+                    packed,
+                    &language.targets,
+                    &language.inv_temperature,
+                    &language.scores,
+                    d_scores.d_logprob,
+                    d_scores.d_entropy,
+                );
+            }
         }
         let is_added = language.is_some();
         self.value_backward(

@@ -32,6 +32,7 @@ mod packed;
 mod pass;
 mod schedule;
 mod stored;
+mod teacher;
 mod tensors;
 mod trained;
 
@@ -49,6 +50,8 @@ pub use gradients::Gradients;
 pub use model::{LoadError, Model};
 pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepStats};
 pub use outline::ModelOutline;
+pub use rloom_ops::Divergence;
 pub use schedule::Schedule;
 pub use stored::StoredTensors;
+pub use teacher::{Comparison, Teacher, TopTokens};
 pub use tensors::TensorSpec;

@@ -202,6 +202,20 @@ dispatch! {
     fn d_logits(logits: &mut [f32], row: RowGrad) = d_logits_generic;
 }
 
+/// Derivatives of a loss with respect to the logits of a head.
+pub(crate) trait LogitGrad: Sync {
+    /// Replaces the logits of some rows and of the columns of block `b` by the derivatives with respect to them.
+    fn tile(&self, ctx: &Ctx, logits: &mut [f32], rows: Range<usize>, b: usize);
+}
+
+/// A head and its input, for the backward pass.
+pub(crate) struct Head<'a, E: Element> {
+    pub(crate) h: &'a [E],
+    pub(crate) rows: usize,
+    pub(crate) w_vd: Matrix<'a>,
+    pub(crate) w: &'a Packed<E>,
+}
+
 /// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
 /// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). The logits are recomputed. `scores` is the result
 /// of `head_forward`, `w` the packed form of `w_vd`.
@@ -222,89 +236,117 @@ pub fn head_backward<'w, E: Element>(
     d_logprob: &[f32],
     d_entropy: &[f32],
 ) {
-    let (v, d) = (w.n(), w.k());
-    check("dh_td", dh_td, rows * d);
-    let (mut dw_vd, w_vd) = (dw_vd.into(), w_vd.into());
-    if let Some(dw) = &dw_vd {
-        check("dw_vd", dw, v * d);
-    }
-    check("h_td", h_td, rows * d);
-    w_vd.check("w_vd", v * d);
-    check_targets(rows, w, 1, targets, inv_temperature);
-    let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
-    assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
+    let lengths = [scores.entropy.len(), d_entropy.len()];
+    assert!(lengths == [rows; 2], "entropies and derivatives of {lengths:?} rows for {rows} rows");
+    let grad = ScoreGrad { k: 1, targets, inv_temperature, scores, d_logprob, d_entropy: Some(d_entropy) };
+    grad.backward(ctx, dh_td, dw_vd.into(), h_td, rows, w_vd.into(), w);
+}
 
-    let of = Backward { h: h_td.as_slice(), w_vd, w, targets, inv_temperature, scores, d_logprob, d_entropy };
-    let dh = Disjoint::new(dh_td.as_mut_slice());
-    let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
-    ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
-        // Rows ascend in the outer loop, so that each element of dw is one chain over them; columns ascend in the inner
-        // loop, for dh.
-        for first in (0..rows).step_by(chunk) {
-            let count = chunk.min(rows - first);
-            for b in 0..v.div_ceil(BLOCK) {
-                let columns = block_columns(b, v);
-                let pieces = count
-                    .div_ceil(ROWS_BACKWARD)
-                    .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
-                let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * columns.len()]);
-                ctx.parallel_for(pieces, |i| {
-                    let part = count * i / pieces..count * (i + 1) / pieces;
-                    let rows = first + part.start..first + part.end;
-                    // SAFETY: a row belongs to one piece.
-                    let (part, dh) = unsafe {
-                        (
-                            parts.slice(part.start * columns.len()..part.end * columns.len()),
-                            dh.slice(rows.start * d..rows.end * d),
-                        )
-                    };
-                    of.rows(ctx, part, dh, rows, b);
-                });
-                let Some(dw) = dw_vd.as_deref_mut() else { continue };
-                let by_w = Product {
-                    m: columns.len(),
-                    n: d,
-                    k: count,
-                    group: E::GROUP,
-                    a: Left {
-                        data: E::numbers(&d_logits.as_slice()[..count * columns.len()]),
-                        row: 1,
-                        step: columns.len(),
-                    },
-                    b: Right::Rows { data: E::numbers(&of.h[first * d..][..count * d]), width: d },
-                    c_row: d,
-                    output: Output::Chain,
-                };
-                by_w.run(ctx, f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]));
-            }
+/// Backward pass of [`head_candidates`], as [`head_backward`]: `candidates` and `d_logprob` are `[rows, k]`.
+///
+/// # Panics
+/// If a buffer or slice does not have the size of its shape, or a candidate is not below the vocabulary size.
+pub fn head_candidates_backward<'w, E: Element>(
+    ctx: &Ctx,
+    dh_td: &mut Buf,
+    dw_vd: impl Into<Option<&'w mut Buf>>,
+    h_td: &Buf<E>,
+    rows: usize,
+    w_vd: impl Into<Matrix<'w>>,
+    w: &Packed<E>,
+    k: usize,
+    candidates: &[u32],
+    inv_temperature: &[f32],
+    scores: &HeadScores,
+    d_logprob: &[f32],
+) {
+    let grad = ScoreGrad { k, targets: candidates, inv_temperature, scores, d_logprob, d_entropy: None };
+    grad.backward(ctx, dh_td, dw_vd.into(), h_td, rows, w_vd.into(), w);
+}
+
+impl<E: Element> Head<'_, E> {
+    /// Computes `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending) from the derivatives with respect to the
+    /// logits.
+    pub(crate) fn backward(
+        &self,
+        ctx: &Ctx,
+        dh_td: &mut Buf,
+        mut dw_vd: Option<&mut Buf>,
+        grad: &impl LogitGrad,
+    ) {
+        let (rows, v, d) = (self.rows, self.w.n(), self.w.k());
+        check("dh_td", dh_td, rows * d);
+        if let Some(dw) = &dw_vd {
+            check("dw_vd", dw, v * d);
         }
-    });
-}
+        self.w_vd.check("w_vd", v * d);
+        let dh = Disjoint::new(dh_td.as_mut_slice());
+        let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
+        ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
+            // Rows ascend in the outer loop, so that each element of dw is one chain over them; columns ascend in the inner
+            // loop, for dh.
+            for first in (0..rows).step_by(chunk) {
+                let count = chunk.min(rows - first);
+                for b in 0..v.div_ceil(BLOCK) {
+                    let columns = block_columns(b, v);
+                    let pieces = count
+                        .div_ceil(ROWS_BACKWARD)
+                        .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
+                    let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * columns.len()]);
+                    ctx.parallel_for(pieces, |i| {
+                        let part = count * i / pieces..count * (i + 1) / pieces;
+                        let rows = first + part.start..first + part.end;
+                        // SAFETY: a row belongs to one piece.
+                        let (part, dh) = unsafe {
+                            (
+                                parts.slice(part.start * columns.len()..part.end * columns.len()),
+                                dh.slice(rows.start * d..rows.end * d),
+                            )
+                        };
+                        self.rows(ctx, part, dh, rows, b, grad);
+                    });
+                    let Some(dw) = dw_vd.as_deref_mut() else { continue };
+                    let by_w = Product {
+                        m: columns.len(),
+                        n: d,
+                        k: count,
+                        group: E::GROUP,
+                        a: Left {
+                            data: E::numbers(&d_logits.as_slice()[..count * columns.len()]),
+                            row: 1,
+                            step: columns.len(),
+                        },
+                        b: Right::Rows { data: E::numbers(&self.h[first * d..][..count * d]), width: d },
+                        c_row: d,
+                        output: Output::Chain,
+                    };
+                    by_w.run(
+                        ctx,
+                        f32::numbers_mut(&mut dw.as_mut_slice()[columns.start * d..columns.end * d]),
+                    );
+                }
+            }
+        });
+    }
 
-/// Inputs of the backward pass.
-struct Backward<'a, E: Element> {
-    h: &'a [E],
-    w_vd: Matrix<'a>,
-    w: &'a Packed<E>,
-    targets: &'a [u32],
-    inv_temperature: &'a [f32],
-    scores: &'a HeadScores,
-    d_logprob: &'a [f32],
-    d_entropy: &'a [f32],
-}
-
-impl<E: Element> Backward<'_, E> {
     /// Computes the derivatives with respect to the logits of some rows and the columns of block `b`, rounded, and adds
     /// their contribution to `dh`, which block 0 initialises.
-    fn rows(&self, ctx: &Ctx, d_logits: &mut [E], dh: &mut [f32], rows: Range<usize>, b: usize) {
+    fn rows(
+        &self,
+        ctx: &Ctx,
+        d_logits: &mut [E],
+        dh: &mut [f32],
+        rows: Range<usize>,
+        b: usize,
+        grad: &impl LogitGrad,
+    ) {
         let d = self.w.k();
         let columns = block_columns(b, self.w.n());
         let width = columns.len();
         ctx.with_scratch(rows.len() * width, |logits| {
             logits_tile(ctx, logits.as_mut_slice(), self.h, rows.clone(), self.w, columns.clone());
-            let lines = logits.as_mut_slice().chunks_exact_mut(width).zip(d_logits.chunks_exact_mut(width));
-            for (t, (line, to)) in rows.clone().zip(lines) {
-                self.d_logits(ctx, line, t, b);
+            grad.tile(ctx, logits.as_mut_slice(), rows.clone(), b);
+            for (line, to) in logits.as_slice().chunks_exact(width).zip(d_logits.chunks_exact_mut(width)) {
                 narrow(ctx.level(), to, line);
             }
         });
@@ -320,20 +362,67 @@ impl<E: Element> Backward<'_, E> {
         };
         by_h.run_inline(ctx, f32::numbers_mut(dh));
     }
+}
+
+/// Derivatives of a function of the scores; k targets per row.
+struct ScoreGrad<'a> {
+    k: usize,
+    targets: &'a [u32],
+    inv_temperature: &'a [f32],
+    scores: &'a HeadScores,
+    d_logprob: &'a [f32],
+    /// `None` for 0.
+    d_entropy: Option<&'a [f32]>,
+}
+
+impl LogitGrad for ScoreGrad<'_> {
+    fn tile(&self, ctx: &Ctx, logits: &mut [f32], rows: Range<usize>, b: usize) {
+        let width = logits.len() / rows.len();
+        for (t, line) in rows.zip(logits.chunks_exact_mut(width)) {
+            self.d_logits(ctx, line, t, b);
+        }
+    }
+}
+
+impl ScoreGrad<'_> {
+    fn backward<E: Element>(
+        &self,
+        ctx: &Ctx,
+        dh_td: &mut Buf,
+        dw_vd: Option<&mut Buf>,
+        h_td: &Buf<E>,
+        rows: usize,
+        w_vd: Matrix<'_>,
+        w: &Packed<E>,
+    ) {
+        check_targets(rows, w, self.k, self.targets, self.inv_temperature);
+        let lengths = [self.scores.lse.len() * self.k, self.d_logprob.len()];
+        assert!(
+            lengths == [rows * self.k; 2],
+            "scores and derivatives of {lengths:?} targets for {rows} rows"
+        );
+        check("h_td", h_td, rows * w.k());
+        Head { h: h_td.as_slice(), rows, w_vd, w }.backward(ctx, dh_td, dw_vd, self);
+    }
 
     /// Computes the derivatives with respect to one row's logits of block `b`, written over them.
     fn d_logits(&self, ctx: &Ctx, logits: &mut [f32], t: usize, b: usize) {
+        let own = t * self.k..(t + 1) * self.k;
+        let d_logprob = &self.d_logprob[own.clone()];
         let row = RowGrad {
             inv_temperature: self.inv_temperature[t],
             lse: self.scores.lse[t],
             entropy: self.scores.entropy[t],
-            d_logprob: self.d_logprob[t],
-            d_entropy: self.d_entropy[t],
+            // Of a single target without a sum, whose zero would have a sign of its own.
+            d_logprob: d_logprob.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
+            d_entropy: self.d_entropy.map_or(0.0, |d| d[t]),
         };
         d_logits(ctx.level(), logits, row);
-        let target = (self.targets[t] as usize).checked_sub(b * BLOCK);
-        if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
-            *x = row.d_logprob.mul_add(row.inv_temperature, *x);
+        for (&target, d_logprob) in self.targets[own].iter().zip(d_logprob) {
+            let target = (target as usize).checked_sub(b * BLOCK);
+            if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
+                *x = d_logprob.mul_add(row.inv_temperature, *x);
+            }
         }
     }
 }

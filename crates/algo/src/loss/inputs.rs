@@ -168,16 +168,18 @@ impl<'a> Inputs<'a> {
         for (what, is_missing) in [
             (Score::ReferenceLogprob, preference.reads_reference() && inputs.reference.is_none()),
             (Score::Outcome, inputs.outcome.is_none()),
-            (
-                Score::BehaviorLogprob,
-                inputs.mismatch != Mismatch::Unmeasured && inputs.behavior.is_none(),
-            ),
+            (Score::BehaviorLogprob, inputs.mismatch != Mismatch::Unmeasured && inputs.behavior.is_none()),
         ] {
             if is_missing {
                 return Err(AlgoError::Missing { what });
             }
         }
         Ok(inputs)
+    }
+
+    /// Inputs of a distillation.
+    pub(super) fn of_distillation(batch: &LossBatch<'a>, scores: &'a TokenScores) -> Result<Self, AlgoError> {
+        Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))
     }
 
     /// Inputs of a separate critic's loss, without log-probabilities.

@@ -144,6 +144,7 @@ impl<'a> Rows<'a> {
             d_value: vec![0.0; scores.value.len()],
             d_last_value: Vec::new(),
             terms: LossTerms::of_preference(loss.preference.anchor().map(|_| loss.anchor)),
+            ..LossGrad::default()
         };
         for (index, range) in self.inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
             let is_masked = self.inputs.is_masked(index);

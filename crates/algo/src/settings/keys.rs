@@ -7,6 +7,8 @@ use super::Text;
 pub enum KeyType {
     /// A number.
     Number,
+    /// A whole number.
+    Integer,
     /// `true` or `false`.
     Flag,
     /// One of these names.
@@ -75,6 +77,18 @@ impl Setting for f64 {
 
     fn write(self) -> Option<Value> {
         Some(Value::Number(self))
+    }
+}
+
+impl Setting for u64 {
+    const TYPE: KeyType = KeyType::Integer;
+
+    fn read(value: Value) -> Option<Self> {
+        if let Value::Integer(number) = value { Some(number) } else { None }
+    }
+
+    fn write(self) -> Option<Value> {
+        Some(Value::Integer(self))
     }
 }
 

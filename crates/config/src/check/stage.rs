@@ -74,6 +74,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
         environment: stage.environment.value.clone(),
+        teacher: keys.teacher.clone(),
         rollout,
         validation,
     })
@@ -162,6 +163,14 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
     let section = &stage.trainer;
     let Some(reference) = &section.value.reference else { return };
     let is_own = section.own_keys().any(|key| key == "reference");
+    let has_teacher = stage.keys.value.teacher.is_some() && algorithm.preference.is_none();
+    if algorithm.needs_reference() && has_teacher && is_own {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference")))
+                .at(section.origin_or_table("reference"), "")
+                .at_if_set(stage.keys.origin("teacher"), "the KL is measured to the teacher"),
+        );
+    }
     if !algorithm.needs_reference() && is_own {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference")))
@@ -173,7 +182,10 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference.cache")))
                 .at(section.origin_or_table("reference.cache"), "")
-                .at_if_set(stage.keys.origin("method"), format!("{} samples anew in each step", algorithm.method)),
+                .at_if_set(
+                    stage.keys.origin("method"),
+                    format!("{} samples anew in each step", algorithm.method),
+                ),
         );
     }
     if reference.cache.is_some() && matches!(stage.trainer.value.backend, Backend::Megatron(_)) {
@@ -190,7 +202,11 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
             Problem::new(Code::Conflict, "the reference does not move with this backend")
                 .at(section.origin_or_table("reference.sync_every"), "")
                 .at(section.origin_or_table("backend"), "divides a model in its own way")
-                .hint(format!("set `{} = \"torch\"`, or remove `{}`", section.name("backend"), section.name("reference.sync_every"))),
+                .hint(format!(
+                    "set `{} = \"torch\"`, or remove `{}`",
+                    section.name("backend"),
+                    section.name("reference.sync_every")
+                )),
         );
     }
 }
@@ -366,7 +382,10 @@ fn rollout(
         return None;
     };
     values::sampling(&rollout.sampling, problems);
-    values::reward(&rollout.reward, problems);
+    // A distillation samples without a reward.
+    if !(algorithm.is_some_and(|a| a.distillation.is_some()) && rollout.reward.value.components.is_empty()) {
+        values::reward(&rollout.reward, problems);
+    }
     values::engine(&rollout.engine, problems);
     let allowed = section.value.allow_truncated_sampling.unwrap_or(false);
     check_truncation(stage, &rollout.sampling, allowed, problems);

@@ -4,19 +4,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rloom_algo::{EmbeddingNoise, LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
+use rloom_algo::{LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
-    Access, ActivationCheckpointing, EngineCause, Feature, Form, LossReport, OptimStep, PackedBatch,
-    ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities,
-    TrainEngine, TrainError, TrainWork, WeightFolder, Which,
+    Access, ActivationCheckpointing, CandidateIds, EngineCause, Feature, Form, LossReport, OptimStep,
+    PackedBatch, ProgressObserver, PublishedPolicy, PublishedWeights, Quantity, RemoteTeacher, SavedFile,
+    StepReport, TopTokens, TrainCapabilities, TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    AdapterError, Candidates, Dtype, Forward, GenerationConfig, Gradients, Model, Optimizer, OptimizerError,
-    OptimizerSettings, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Scores,
+    AdapterError, Candidates, Comparison, Dtype, Forward, GenerationConfig, Gradients, Model, Optimizer,
+    OptimizerError, OptimizerSettings, OutputHeads, ScoreGrads,
 };
 use rloom_ops::Ctx;
 
+use super::batch::{
+    add_noise, by_segment, check_features, check_finite, finite, model_checkpointing, teacher, views,
+};
 use super::division::Division;
 use super::loss::StepLoss;
 use crate::publish::{digest, publish_with_digest};
@@ -33,6 +36,10 @@ pub struct EmbeddedTrainEngine {
     reference: Option<Arc<Model>>,
     /// True if the reference is no longer the model that the engine was created with.
     has_reference_moved: bool,
+    /// Teacher of a distillation, or of a KL to it.
+    teacher: Option<Arc<Model>>,
+    /// Teacher elsewhere, of which the most probable tokens are compared.
+    remote_teacher: Option<Box<dyn RemoteTeacher>>,
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
@@ -64,6 +71,8 @@ impl EmbeddedTrainEngine {
             policy,
             reference,
             has_reference_moved: false,
+            teacher: None,
+            remote_teacher: None,
             optimizer,
             gradients,
             generation,
@@ -119,6 +128,16 @@ impl EmbeddedTrainEngine {
     #[must_use]
     pub fn with_policy_id(self, id: PolicyId) -> Self {
         Self { id, ..self }
+    }
+
+    /// Compares the policy with a teacher, which computes in the same dtype.
+    pub fn set_teacher(&mut self, teacher: Arc<Model>) {
+        self.teacher = Some(teacher);
+    }
+
+    /// Compares the policy with the most probable tokens of a teacher elsewhere.
+    pub fn set_remote_teacher(&mut self, teacher: Box<dyn RemoteTeacher>) {
+        self.remote_teacher = Some(teacher);
     }
 
     /// Recomputes activations in the backward pass instead of keeping them. Results are bitwise identical.
@@ -185,7 +204,8 @@ impl EmbeddedTrainEngine {
         loss: &dyn StepLoss,
     ) -> Result<LossReport, TrainError> {
         check_features(step)?;
-        if step.iter().any(|batch| batch.candidates.is_some()) {
+        let reads_candidates = loss.distillation().is_some_and(|loss| loss.distillation.top_k().is_some());
+        if !reads_candidates && step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
         let shares = |batch: &PackedBatch| batch.parents.iter().any(Option::is_some);
@@ -255,7 +275,7 @@ impl EmbeddedTrainEngine {
         let mut forward = None;
         let mut trained = TokenScores::default();
         if let Some(batch) = division.trained.as_deref() {
-            let pass = self.forward(batch, loss.noise())?;
+            let pass = self.forward(batch, loss)?;
             trained = finite(pass.scores().clone(), batch)?;
             forward = Some(pass);
         }
@@ -272,14 +292,18 @@ impl EmbeddedTrainEngine {
             return Err(TrainError::NotFinite { what: Quantity::Loss, keys: batch.keys.clone() });
         }
         if let Some((forward, batch)) = forward.zip(division.trained.as_deref()) {
-            let [d_logprob, d_entropy, d_value] =
-                [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
+            let [d_logprob, d_entropy, d_value, d_divergence] =
+                [&grad.d_logprob, &grad.d_entropy, &grad.d_value, &grad.d_divergence]
+                    .map(|d| division.of_trained(d));
             let d_last_value = by_segment(batch, &division.of_trained_sequences(&grad.d_last_value));
             let by = ScoreGrads {
                 d_logprob: &d_logprob,
                 d_entropy: &d_entropy,
                 d_value: &d_value,
                 d_last_value: &d_last_value,
+                d_divergence: &d_divergence,
+                // A distillation trains all sequences.
+                d_candidate_logprob: &grad.d_candidate_logprob,
             };
             self.policy.backward(&self.ctx, forward, &by, &mut self.gradients).map_err(batch_error)?;
         }
@@ -288,15 +312,26 @@ impl EmbeddedTrainEngine {
     }
 
     /// The forward pass that keeps the activations.
-    fn forward(&self, batch: &PackedBatch, noise: Option<EmbeddingNoise>) -> Result<Forward, TrainError> {
+    fn forward(&self, batch: &PackedBatch, loss: &dyn StepLoss) -> Result<Forward, TrainError> {
         let ((tokens, rows), checkpointing) = (views(batch), model_checkpointing(self.checkpointing));
-        let pass = match noise {
-            None => self.policy.forward(&self.ctx, &tokens, &rows, checkpointing),
-            Some(noise) => {
-                let add = |embeddings: &mut [f32]| add_noise(noise, batch, embeddings);
-                self.policy.forward_with_noise(&self.ctx, &tokens, &rows, checkpointing, &add)
-            }
+        if let Some(noise) = loss.noise() {
+            let add = |embeddings: &mut [f32]| add_noise(noise, batch, embeddings);
+            let pass = self.policy.forward_with_noise(&self.ctx, &tokens, &rows, checkpointing, &add);
+            return pass.map_err(batch_error);
+        }
+        let distillation = loss.distillation();
+        let teacher = match distillation.filter(|_| batch.candidates.is_none()) {
+            Some(loss) => Some(teacher(self.teacher.as_ref().ok_or(TrainError::NoTeacher)?, &loss)),
+            None => None,
         };
+        let comparison = match (&distillation, &batch.candidates) {
+            (Some(loss), Some(candidates)) => Some(Comparison::Candidates {
+                candidates: Candidates { k: candidates.k(), ids: candidates.ids() },
+                inv_temperature: (1.0 / loss.distillation.temperature()) as f32,
+            }),
+            _ => teacher.as_ref().map(Comparison::Teacher),
+        };
+        let pass = self.policy.forward_against(&self.ctx, &tokens, &rows, checkpointing, comparison);
         pass.map_err(batch_error)
     }
 
@@ -374,77 +409,6 @@ const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Files of a model folder besides the weights; a critic has no generation settings.
 const MODEL: [&str; 2] = ["config.json", "generation_config.json"];
 
-fn views(batch: &PackedBatch) -> (PackedTokens<'_>, ScoreRows<'_>) {
-    (
-        PackedTokens { tokens: &batch.tokens, seq_starts: &batch.seq_starts, parents: &batch.parents },
-        ScoreRows { rows: &batch.rows, inv_temperature: &batch.inv_temperature },
-    )
-}
-
-/// Adds noise to the embeddings of a batch without shared prompts, sequence by sequence.
-fn add_noise(noise: EmbeddingNoise, batch: &PackedBatch, embeddings: &mut [f32]) {
-    let width = embeddings.len() / batch.tokens.len().max(1);
-    for (&segment, &key) in batch.segments.iter().zip(&batch.keys) {
-        let tokens = batch.seq_starts[segment]..batch.seq_starts[segment + 1];
-        noise.add(key, tokens.len(), &mut embeddings[tokens.start * width..tokens.end * width]);
-    }
-}
-
-/// The model's mode of a recipe's activation checkpointing.
-pub fn model_checkpointing(checkpointing: ActivationCheckpointing) -> rloom_model::ActivationCheckpointing {
-    match checkpointing {
-        ActivationCheckpointing::None => rloom_model::ActivationCheckpointing::None,
-        ActivationCheckpointing::Attention => rloom_model::ActivationCheckpointing::Attention,
-        ActivationCheckpointing::Block => rloom_model::ActivationCheckpointing::Block,
-    }
-}
-
-fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
-    if step.iter().all(|batch| batch.attachments.is_empty()) {
-        Ok(())
-    } else {
-        Err(TrainError::Unsupported { feature: Feature::Attachments })
-    }
-}
-
-/// The model's scores as the algorithms read them; an error if one is not finite.
-fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
-    let Scores { logprob, entropy, value, last_value } = scores;
-    for (what, list) in [
-        (Quantity::LogProbability, &logprob),
-        (Quantity::LogProbability, &entropy),
-        (Quantity::Value, &value),
-        (Quantity::Value, &last_value),
-    ] {
-        check_finite(what, list, batch)?;
-    }
-    // The model has a last value for each segment, prompts included.
-    let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
-    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
-}
-
-/// A derivative by each sequence's last value as one by that of each segment; empty if there is none.
-fn by_segment(batch: &PackedBatch, d_last_value: &[f32]) -> Vec<f32> {
-    if d_last_value.is_empty() {
-        return Vec::new();
-    }
-    let mut of_segments = vec![0.0; batch.seq_starts.len().saturating_sub(1)];
-    for (&segment, &d) in batch.segments.iter().zip(d_last_value) {
-        if let Some(of_segment) = of_segments.get_mut(segment) {
-            *of_segment += d;
-        }
-    }
-    of_segments
-}
-
-fn check_finite(what: Quantity, list: &[f32], batch: &PackedBatch) -> Result<(), TrainError> {
-    if list.iter().all(|x| x.is_finite()) {
-        Ok(())
-    } else {
-        Err(TrainError::NotFinite { what, keys: batch.keys.clone() })
-    }
-}
-
 fn batch_error(error: rloom_model::BatchError) -> TrainError {
     TrainError::Batch(Box::new(error))
 }
@@ -467,6 +431,7 @@ impl TrainEngine for EmbeddedTrainEngine {
         let model = match which {
             Which::Policy => &self.policy,
             Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
+            Which::Teacher => self.teacher.as_ref().ok_or(TrainError::NoTeacher)?,
         };
         let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
         let mut scores = Vec::with_capacity(step.len());
@@ -600,6 +565,30 @@ impl TrainEngine for EmbeddedTrainEngine {
         self.digest = None;
         self.accumulated.clear();
         Ok(())
+    }
+
+    fn teacher_top(
+        &mut self,
+        step: &[PackedBatch],
+        k: usize,
+        temperature: f64,
+    ) -> Result<Vec<TopTokens>, TrainError> {
+        if let Some(teacher) = &mut self.remote_teacher {
+            return teacher.top(step, k);
+        }
+        let teacher = self.teacher.as_ref().ok_or(TrainError::NoTeacher)?;
+        let inv_temperature = (1.0 / temperature) as f32;
+        let mut progress = self.observer.begin(TrainWork::Score(Which::Teacher), step.len());
+        let mut found = Vec::with_capacity(step.len());
+        for batch in step {
+            let (tokens, rows) = views(batch);
+            let top = teacher.top(&self.ctx, &tokens, &rows, k, inv_temperature).map_err(batch_error)?;
+            check_finite(Quantity::LogProbability, &top.logprob, batch)?;
+            let k = k.min(teacher.config().vocab_size);
+            found.push(TopTokens { candidates: CandidateIds::new(k, top.ids)?, logprob: top.logprob });
+            progress.advance();
+        }
+        Ok(found)
     }
 
     fn capabilities(&self) -> TrainCapabilities {

@@ -1,5 +1,6 @@
 //! Training in this process.
 
+mod batch;
 mod division;
 mod engine;
 mod loss;
@@ -7,4 +8,5 @@ mod scored;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{EmbeddedTrainEngine, model_checkpointing};
+pub use batch::model_checkpointing;
+pub use engine::EmbeddedTrainEngine;

@@ -10,8 +10,9 @@ mod parallel;
 mod progress;
 mod reference;
 mod settings;
+mod teacher;
 
-pub use candidates::{CandidateError, CandidateIds};
+pub use candidates::{CandidateError, CandidateIds, TopTokens};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use lora::{LoraModule, LoraSettings};
@@ -20,3 +21,4 @@ pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};
 pub use reference::{ReferenceSettings, ReferenceSync};
 pub use settings::{ActivationCheckpointing, Backend, EmbeddedSettings, TorchSettings, TrainSettings};
+pub use teacher::RemoteTeacher;

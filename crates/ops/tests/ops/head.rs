@@ -3,7 +3,10 @@
 
 use crate::support::{assert_same, contexts, noise};
 use proptest::prelude::*;
-use rloom_ops::{Buf, Ctx, HeadScores, Packed, head_backward, head_forward, head_logits, pack, row_scores};
+use rloom_ops::{
+    Buf, Ctx, HeadScores, Packed, head_backward, head_candidates, head_candidates_backward, head_forward,
+    head_logits, pack, row_scores,
+};
 
 /// A head with its input and incoming derivatives.
 struct Case {
@@ -261,6 +264,61 @@ fn the_weight_gradient_is_one_chain_over_all_rows() {
                 dw = part.backward(&ctx, &packed, &scores, &dw).1.as_slice().to_vec();
             }
             assert_same(&whole, &dw, &format!("cut at {cut}, {ctx:?}"));
+        }
+    }
+}
+
+/// The backward pass of one candidate is that of a target, and of several the sum of theirs.
+#[test]
+fn gradients_of_candidates_are_those_of_targets() {
+    let (case, k) = (Case::new(9, 530, 11), 3);
+    let candidates: Vec<u32> = (0..case.rows * k)
+        .map(|i| if i % k == 0 { case.targets[i / k] } else { (i * 97 % 530) as u32 })
+        .collect();
+    let d_logprob = noise(8, case.rows * k);
+    let zeros = vec![0.0; case.v * case.d];
+    for ctx in contexts() {
+        let packed = case.pack(&ctx);
+        let (h, w) = (Buf::from_slice(&case.h), Buf::from_slice(&case.w));
+        let backward = |k: usize, candidates: &[u32], d_logprob: &[f32]| {
+            let scores = head_candidates(&ctx, &h, case.rows, &packed, k, candidates, &case.inv_temperature);
+            let (mut dh, mut dw) = (Buf::zeros(case.h.len()), Buf::from_slice(&zeros));
+            let temperature = &case.inv_temperature;
+            head_candidates_backward(
+                &ctx,
+                &mut dh,
+                &mut dw,
+                &h,
+                case.rows,
+                &w,
+                &packed,
+                k,
+                candidates,
+                temperature,
+                &scores,
+                d_logprob,
+            );
+            (dh, dw)
+        };
+        let silent = Case { d_entropy: vec![0.0; case.rows], ..Case::new(9, 530, 11) };
+        let scores = silent.forward(&ctx, &packed);
+        let (dh, dw) = silent.backward(&ctx, &packed, &scores, &zeros);
+        let (one_dh, one_dw) = backward(1, &case.targets, &case.d_logprob);
+        assert_same(&one_dh, dh.as_slice(), "one candidate");
+        assert_same(&one_dw, dw.as_slice(), "one candidate");
+        let (dh, dw) = backward(k, &candidates, &d_logprob);
+        let (mut sum_dh, mut sum_dw) = (vec![0.0; dh.len()], vec![0.0; dw.len()]);
+        for c in 0..k {
+            let of = |all: &[f32]| all.iter().skip(c).step_by(k).copied().collect::<Vec<f32>>();
+            let own: Vec<u32> = candidates.iter().skip(c).step_by(k).copied().collect();
+            let (own_dh, own_dw) = backward(1, &own, &of(&d_logprob));
+            sum_dh.iter_mut().zip(own_dh.as_slice()).for_each(|(sum, x)| *sum += x);
+            sum_dw.iter_mut().zip(own_dw.as_slice()).for_each(|(sum, x)| *sum += x);
+        }
+        for (got, want) in [(&dh, &sum_dh), (&dw, &sum_dw)] {
+            for (g, w) in got.as_slice().iter().zip(want) {
+                assert!((g - w).abs() <= 2e-6 * w.abs().max(1.0), "{g} {w}");
+            }
         }
     }
 }

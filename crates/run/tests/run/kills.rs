@@ -57,7 +57,8 @@ fn config(kind: &Kind, directory: &Path) -> Config {
     let urls = Some(urls.as_str()).filter(|_| kind.engines == Engines::Servers);
     let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().chain(urls).collect();
     if PREFERENCES.contains(&kind.name) {
-        let overrides: Vec<&str> = overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
+        let overrides: Vec<&str> =
+            overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
         return recipe::without_sampling(directory, &overrides);
     }
     recipe::config(directory, &overrides)
@@ -531,6 +532,16 @@ fn runs_on_pairs_of_samples_end_in_the_same_bytes() {
 #[test]
 fn runs_on_preferences_end_in_the_same_bytes() {
     (14..17).for_each(kill);
+}
+
+#[test]
+fn runs_that_distil_demonstrations_end_in_the_same_bytes() {
+    kill(13);
+}
+
+#[test]
+fn runs_that_distil_samples_end_in_the_same_bytes() {
+    kill(14);
 }
 
 #[test]

@@ -91,6 +91,17 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PlacementError::Sleep", "crates/run/src/assembly/transfer/tests.rs", "servers_sleep_on_one_gpu"),
     ("PlacementError::Weights", "crates/run/src/assembly/transfer/tests.rs", "impossible_forms_are_refused"),
     (
+        "RunError::OtherTeacher",
+        "crates/run/tests/run/distillation.rs",
+        "teachers_with_other_tokens_are_refused",
+    ),
+    ("TeacherError::Few", "crates/remote/tests/remote/teacher.rs", "answers_that_do_not_fit_are_errors"),
+    (
+        "TeacherError::OtherToken",
+        "crates/remote/tests/remote/teacher.rs",
+        "answers_that_do_not_fit_are_errors",
+    ),
+    (
         "RunError::NoEnvironment",
         "crates/cli/tests/cli/engines.rs",
         "a_missing_environment_is_named_and_failed_starts_are_warnings",
@@ -155,6 +166,7 @@ pub(super) const DESCRIPTIONS: &[(&str, &str)] = &[
 /// Hints that no test can follow, with the reason.
 #[rustfmt::skip] // a table
 pub(super) const UNTESTED: &[(&str, &str)] = &[
+    ("BatchError::TeacherVocabulary", "a teacher with another vocabulary is refused first: `RunError::OtherTeacher`"),
     ("BatchError::TooLong", "prompts are measured before a stage starts, with the hints of `PromptError`"),
     ("ClusterError::NotShared", "needs a machine that does not see a folder"),
     ("DataError::NoHeldOut", "the configuration is refused first"),

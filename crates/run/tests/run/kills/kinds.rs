@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 18] = [
+pub(super) const KINDS: [Kind; 20] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -176,6 +176,33 @@ pub(super) const KINDS: [Kind; 18] = [
         name: "pairs of samples",
         schedule: &["stage.rl.method=online_dpo", "stage.rl.algorithm.preference=ipo"],
         max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "a distillation of demonstrations",
+        schedule: &[
+            "stage.rl.method=distill",
+            "stage.rl.from=model",
+            "stage.rl.teacher={stage='warmup'}",
+            "stage.rl.algorithm={distillation='forward_kl'}",
+        ],
+        max_staleness: 0,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
+    Kind {
+        name: "a distillation of samples and demonstrations",
+        schedule: &[
+            "stage.rl.method=distill",
+            "stage.rl.from=model",
+            "stage.rl.teacher={stage='warmup'}",
+            "stage.rl.algorithm={distillation={kind='reverse_kl',on_policy_share=0.5}}",
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
         is_reproducible: true,
         engines: Engines::Embedded,
     },
