@@ -29,7 +29,7 @@ pub struct ReferenceUse {
 }
 
 impl ReferenceUse {
-    /// Moves the reference after every so many batches. `version` is that before the batch.
+    /// Moves the reference after every `sync_every` batches. `version` is that before the batch.
     pub(crate) fn after_batch<E: TrainEngine>(
         &self,
         engine: &mut E,

@@ -6,7 +6,7 @@
 //! does, and rounds to the nearest fractions.
 //!
 //! The second moment has no zero among its fractions (Li et al., 2023, arXiv:2309.01507): an element whose second moment vanished
-//! beside the largest of its block, but not its first one, would take a step of `1/eps`.
+//! next to the largest of its block, but not its first one, would take a step of `1/eps`.
 
 use std::sync::LazyLock;
 

@@ -29,7 +29,7 @@ use crate::publish::{digest, publish_with_digest};
 /// Trains the transformer of `rloom-model` in this process: a policy, a policy with a value head, a critic, or a reward model.
 ///
 /// Publishing in memory hands out the packed weights, which rollouts read. The next step packs its weights anew, into the same memory
-/// if nobody else has a handle on it, so published weights never change.
+/// if there is no other handle on it, so published weights never change.
 #[derive(Debug)]
 pub struct EmbeddedTrainEngine {
     ctx: Ctx,

@@ -85,7 +85,7 @@ impl PolicyObjectiveOr {
         all
     }
 
-    /// Micro-batches of at most so many tokens, or of one pair.
+    /// Micro-batches of at most `tokens` tokens, or of one pair.
     fn packed(self, all: &[Trajectory], tokens: usize, shares_prompts: bool) -> Vec<PackedBatch> {
         // The noise of a shared prompt would be that of several sequences.
         let packed = match (self, shares_prompts && !self.is_noisy()) {
