@@ -72,12 +72,6 @@ fn stages_resume_to_the_same_bytes() {
         (DPO, "dpo", "dpo", &[][..]),
         (DPO, "dpo", "orpo", &[]),
         (DPO, "dpo", "aot", &[]),
-        (
-            DPO,
-            "dpo",
-            "mpo",
-            &["algorithm={preference={losses=[{kind='dpo'},{kind='bco_pair',weight=0.5},{kind='sft'}]}}"],
-        ),
         (KTO, "kto", "kto", &[]),
         (KTO, "kto", "bco", &[]),
         (DPO, "dpo", "dpo", DROPOUT),
@@ -162,7 +156,7 @@ fn the_reference_of_an_adapter_is_its_base() {
 /// has the opposite sign.
 #[test]
 fn pairs_of_samples_are_learned() {
-    let last = |weight: &str| {
+    let last = |weight: &str, count: usize| {
         let directory = tempfile::tempdir().unwrap();
         let components = format!("reward.components=[{{kind='regex',pattern='7',weight={weight}}}]");
         let overrides = [
@@ -170,7 +164,7 @@ fn pairs_of_samples_are_learned() {
             "stage.warmup.steps=1",
             "stage.rl.method=online_dpo",
             "stage.rl.algorithm={group_size=4,filter={max_draws=100}}",
-            "stage.rl.steps=25",
+            &format!("stage.rl.steps={count}"),
             "stage.rl.groups_per_batch=8",
             "stage.rl.trainer.learning_rate=3e-3",
             "eval.every=1000",
@@ -185,10 +179,10 @@ fn pairs_of_samples_are_learned() {
         let mean = |steps: &[BTreeMap<String, f64>]| {
             steps.iter().map(|step| step["reward/regex"]).sum::<f64>() / steps.len() as f64
         };
-        (mean(&steps[..5]), mean(&steps[20..]))
+        (mean(&steps[..5]), mean(&steps[count - 5..]))
     };
-    let (before, after) = last("1.0");
+    let (before, after) = last("1.0", 25);
     assert!(after > before + 0.2, "{before} → {after}");
-    let (before, after) = last("-1.0");
+    let (before, after) = last("-1.0", 40);
     assert!(after < before - 0.1, "{before} → {after} with the opposite sign");
 }
