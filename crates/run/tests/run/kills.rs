@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, PREFERENCES, REUSE, REWARD_MODEL, SEGMENTS};
+use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, OF_ROWS, REUSE, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -56,7 +56,7 @@ fn config(kind: &Kind, directory: &Path) -> Config {
     let urls = format!("rollout.urls=[{}]", urls());
     let urls = Some(urls.as_str()).filter(|_| kind.engines == Engines::Servers);
     let overrides: Vec<&str> = COMMON.iter().chain(kind.schedule).copied().chain(urls).collect();
-    if PREFERENCES.contains(&kind.name) {
+    if OF_ROWS.contains(&kind.name) {
         let overrides: Vec<&str> =
             overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
         return recipe::without_sampling(directory, &overrides);
@@ -233,8 +233,7 @@ impl TrainedSteps {
             let keys: BTreeSet<_> = trained.iter().map(|t| t.trajectory.key).collect();
             assert_eq!(keys.len(), trained.len(), "a segment is trained on twice");
             let episodes: BTreeSet<_> = keys.iter().map(|key| (key.ticket, key.sample)).collect();
-            let each = if kind.name == REWARD_MODEL { 2 } else { u64::from(stage.algorithm.group_size) };
-            assert_eq!(episodes.len() as u64, stage.groups_per_batch * each);
+            assert_eq!(episodes.len() as u64, stage.groups_per_batch * u64::from(stage.algorithm.group_size));
             assert!(kind.name == SEGMENTS || keys.len() == episodes.len());
             for ticket in own {
                 assert!(tickets.insert(ticket), "group {ticket} is trained on twice");
@@ -268,7 +267,7 @@ impl TrainedSteps {
 /// Checks that several attempts report the same metrics for the same step or evaluation.
 fn check_events(kind: &Kind, config: &Config) {
     let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
-    let mut reported: BTreeMap<(bool, u64), Metrics> = BTreeMap::new();
+    let mut reported: BTreeMap<(String, bool, u64), Metrics> = BTreeMap::new();
     for line in lines {
         let (is_step, metrics) = match line.event {
             Event::Step { metrics } => (true, metrics),
@@ -295,11 +294,11 @@ fn check_events(kind: &Kind, config: &Config) {
         }
         let is_timeless = |name: &str| !timed.iter().any(|t| name.starts_with(t));
         let metrics: Metrics = metrics.into_iter().filter(|(name, _)| is_timeless(name)).collect();
-        let position = (is_step, line.global_step);
-        let before = reported.entry(position).or_insert_with(|| metrics.clone());
+        let position = (line.stage, is_step, line.global_step);
+        let before = reported.entry(position.clone()).or_insert_with(|| metrics.clone());
         assert_eq!(*before, metrics, "{position:?}, attempt {}", line.attempt);
     }
-    let trained = reported.keys().filter(|(is_step, _)| *is_step).count() as u64;
+    let trained = reported.keys().filter(|(_, is_step, _)| *is_step).count() as u64;
     assert_eq!(trained, config.stages.iter().map(|stage| stage.steps).sum::<u64>());
 }
 

@@ -17,8 +17,8 @@ use crate::learning::config;
 
 const RECIPE: &str = include_str!("../../../../recipes/reward-model.toml");
 
-/// Padding, end and beginning of a text in a character tokenizer.
-const SPECIAL_TOKENS: u32 = 3;
+/// Padding and the end of a text in a character tokenizer.
+const SPECIAL_TOKENS: u32 = 2;
 
 /// The stages of the recipe in a tiny form.
 const TINY: [&str; 14] = [

@@ -161,17 +161,7 @@ pub(super) const KINDS: [Kind; 18] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
-    Kind {
-        name: REWARD_MODEL,
-        schedule: &[
-            "stage.rl.method=reward_model",
-            "stage.rl.algorithm={}",
-            "stage.rl.data={rows='preferences'}",
-        ],
-        max_staleness: 0,
-        is_reproducible: true,
-        engines: Engines::Embedded,
-    },
+    of_rows(OF_ROWS[0], &["stage.rl.method=reward_model", "stage.rl.data.rows=preferences"]),
     Kind {
         name: "pairs of samples",
         schedule: &["stage.rl.method=online_dpo", "stage.rl.algorithm.preference=ipo"],
@@ -179,16 +169,16 @@ pub(super) const KINDS: [Kind; 18] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
-    preferences(PREFERENCES[0], &["stage.rl.method=dpo", "stage.rl.data.rows=preferences"]),
-    preferences(PREFERENCES[1], &["stage.rl.method=kto", "stage.rl.data.rows=labels"]),
-    preferences(PREFERENCES[2], &["stage.rl.method=bco", "stage.rl.data.rows=labels"]),
+    of_rows(OF_ROWS[1], &["stage.rl.method=dpo", "stage.rl.data.rows=preferences"]),
+    of_rows(OF_ROWS[2], &["stage.rl.method=kto", "stage.rl.data.rows=labels"]),
+    of_rows(OF_ROWS[3], &["stage.rl.method=bco", "stage.rl.data.rows=labels"]),
 ];
 
 /// The kinds that learn from given preferences.
-pub(super) const PREFERENCES: [&str; 3] = ["pairs", "labels", "labels with a running anchor"];
+pub(super) const OF_ROWS: [&str; 4] = ["a reward model", "pairs", "labels", "labels with a running anchor"];
 
 /// A stage that learns from given preferences.
-const fn preferences(name: &'static str, schedule: &'static [&'static str]) -> Kind {
+const fn of_rows(name: &'static str, schedule: &'static [&'static str]) -> Kind {
     Kind { name, schedule, max_staleness: 0, is_reproducible: true, engines: Engines::Embedded }
 }
 
@@ -196,8 +186,6 @@ const fn preferences(name: &'static str, schedule: &'static [&'static str]) -> K
 pub(super) const ADAPTER: &str = "an adapter";
 /// The kind whose episodes are those of agents.
 pub(super) const AGENTS: &str = "agents";
-/// The kind that trains a reward model, on pairs.
-pub(super) const REWARD_MODEL: &str = "a reward model";
 /// The kind whose batches reuse groups of earlier batches.
 pub(super) const REUSE: &str = "reused groups";
 /// The kind whose episodes have several segments.
