@@ -489,7 +489,9 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let later_stages = if samples { LaterStages::Remove } else { LaterStages::Keep };
         let (journal, recovered) =
             Journal::open(&self.directory.journal(), index as u32, from_step, later_stages)?;
-        self.warn_recovered(&recovered);
+        if source.samples() {
+            self.warn_recovered(&recovered);
+        }
         let Recovered { snapshot, log, .. } = recovered;
         let (learner, counters) = resumed.as_ref().map_or_else(Default::default, |state| {
             let learner = LearnerState {
@@ -563,7 +565,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         })
     }
 
-    /// Warns about records that the journal has lost.
+    /// Warns about records that the journal has lost. A stage that samples nothing loses nothing with them.
     fn warn_recovered(&mut self, recovered: &Recovered) {
         if recovered.torn_bytes > 0 {
             self.events.warn(format!(

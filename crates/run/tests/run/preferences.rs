@@ -152,7 +152,7 @@ fn the_reference_of_an_adapter_is_its_base() {
     assert_ne!(masked[2]["loss"], plain[2]["loss"]);
 }
 
-/// A model that writes characters at random learns to write high digits from pairs of its own samples, and learns not to where the
+/// A model that writes characters at random learns to write a 7 or a 9 from pairs of its own samples, and learns not to where the
 /// reward has the opposite sign.
 #[test]
 fn pairs_of_samples_are_learned() {
@@ -164,7 +164,7 @@ fn pairs_of_samples_are_learned() {
             "stage.warmup.steps=1",
             "stage.rl.method=online_dpo",
             "stage.rl.algorithm={group_size=4,filter={max_draws=100}}",
-            "stage.rl.steps=25",
+            "stage.rl.steps=30",
             "stage.rl.groups_per_batch=8",
             "stage.rl.trainer.learning_rate=3e-3",
             "eval.every=1000",
@@ -179,10 +179,10 @@ fn pairs_of_samples_are_learned() {
         let mean = |steps: &[BTreeMap<String, f64>]| {
             steps.iter().map(|step| step["reward/regex"]).sum::<f64>() / steps.len() as f64
         };
-        (mean(&steps[..5]), mean(&steps[20..]))
+        (mean(&steps[..5]), mean(&steps[25..]))
     };
     let (before, after) = last("1.0");
-    assert!(after > before + 0.2, "{before} → {after}");
+    assert!(after > before + 0.15, "{before} → {after}");
     let (before, after) = last("-1.0");
-    assert!(after < before - 0.1, "{before} → {after} with the opposite sign");
+    assert!(after < before - 0.15, "{before} → {after} with the opposite sign");
 }

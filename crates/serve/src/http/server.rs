@@ -197,7 +197,7 @@ async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpSt
     None
 }
 
-/// Serves a connection until it ends or the server stops.
+/// Serves a connection until it ends. Once the server drains or stops, it ends after the request in flight.
 async fn connection(stream: TcpStream, service: Arc<Service>) {
     // Streamed tokens are small packets.
     let _ = stream.set_nodelay(true);
@@ -219,10 +219,10 @@ async fn connection(stream: TcpStream, service: Arc<Service>) {
             // An error is one of this connection alone.
             _ = serving.as_mut() => return,
             changed = phase.changed() => {
-                let now = *phase.borrow();
-                if changed.is_err() || now == Phase::Stopped {
+                if changed.is_err() {
                     return;
                 }
+                // The server counts the requests in flight before it cancels them.
                 serving.as_mut().graceful_shutdown();
             }
         }
