@@ -24,7 +24,7 @@ from trl import RewardConfig, RewardTrainer  # noqa: E402
 
 MARGINS = [0.0, 0.5, 0.25, 1.0, 0.0, 0.75]
 
-STEPWISE = [
+STEPWISE: list[dict[str, Any]] = [
     {
         "prompt": row["prompt"],
         "completions": [row["chosen"].split("#")[0].strip(), row["rejected"]],
@@ -131,7 +131,8 @@ def judged(folder: Path, start: Path, model: Path, completions: list[str]) -> li
     """Rewards of RLoom's engine."""
     (folder / "judged.toml").write_text(JUDGED.format(policy=start, model=model))
     (folder / "rows.jsonl").write_text(lines([{"prompt": row["prompt"], "answer": "1"} for row in PAIRS]))
-    command = [BINARY, "reward", "test", "judged.toml", "--rows", "0", "--completions", "completions.jsonl"]
+    command = [str(BINARY), "reward", "test", "judged.toml", "--rows", "0"]
+    command += ["--completions", "completions.jsonl"]
     rewards = []
     for task, text in enumerate(completions):
         (folder / "completions.jsonl").write_text(lines([{"task": task, "completion": text}]))
@@ -191,7 +192,7 @@ def test_transformers_opens_a_process_reward_model(start: Path, tmp_path: Path) 
             logits = own(torch.tensor([[token for part in tokens for token in part]])).logits[0, ends]
             labels = torch.tensor([int(label) for label in row["labels"]])
             loss = loss + torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / steps
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
         optimizer.step()
     after = weights(folder)

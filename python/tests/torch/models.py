@@ -116,6 +116,9 @@ class Weighted:
     def inert(self, micro_batch: int) -> list[bool]:
         return [i in self.skipped for i in range(len(self.batches[micro_batch].lengths))]
 
+    def noisy(self, batch: Batch, width: int) -> Batch:  # noqa: ARG002
+        return batch
+
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         by_logprob, by_entropy, by_value = self.weights[micro_batch]
         d_value = 2 * by_value * (scores.value - 0.3) if len(scores.value) else torch.empty(0)

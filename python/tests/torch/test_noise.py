@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -57,6 +57,7 @@ def test_noise_is_added_to_the_embeddings(family: str, layout: Layout, tmp_path:
     assert [part.keys for part in parts] == [(key,) for key in given.keys]
     assert torch.allclose(torch.cat([model(part).logprob for part in parts]), expected, rtol=1e-4, atol=1e-5)
     found.sum().backward()
-    gradient = model.hf.get_input_embeddings().weight.grad
+    embedding: Any = model.hf.get_input_embeddings()
+    gradient = embedding.weight.grad
     assert gradient is not None
     assert bool(gradient.any())
