@@ -201,7 +201,7 @@ fn rollout_file(config: &Config) -> PathBuf {
 fn answers_improve_by_the_true_reward() {
     let directory = tempfile::tempdir().unwrap();
     let overrides =
-        ["stage.ppo.steps=30", "stage.sft.eval_every=0", "stage.reward.steps=40", "eval.every=30"];
+        ["stage.ppo.steps=12", "stage.sft.eval_every=0", "stage.reward.steps=30", "eval.every=12"];
     let config = config(RECIPE, directory.path(), &overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let evaluated = evaluations(&config, "reward");
@@ -214,7 +214,7 @@ fn answers_improve_by_the_true_reward() {
         let policy = Policy::open(&checkpoint(&config, name), Dtype::F32).unwrap();
         rloom_run::evaluate(&policy, eval, &hub, &ctx, 1, usize::MAX, &mut |_, _| {}).unwrap().samples
     };
-    let rate = WinRate::of(&answers("ppo-step-000030"), &answers("sft-step-000540"));
+    let rate = WinRate::of(&answers("ppo-step-000012"), &answers("sft-step-000700"));
     assert_eq!(rate.tasks(), 512);
     assert!(rate.rate() >= 0.65, "{rate:?}");
 }
