@@ -7,11 +7,20 @@
 //!
 //! Time that other programs take does not count, so that ratios are usable on a busy machine (Linux only).
 
+mod clock;
+
 use rloom_ops::{
     AttentionShape, Bf16, Buf, Ctx, Element, Isa, Norm, Packed, Segments, attention, attention_backward,
     ceiling, head_backward, head_forward, linear, linear_backward_input, linear_backward_swiglu,
     linear_backward_weight, linear_swiglu, pack,
 };
+
+use clock::median;
+
+/// Processor seconds of this thread.
+fn clock() -> f64 {
+    clock::clock(1)
+}
 
 /// Tokens, width, feed-forward width and vocabulary of shape S.
 const T: usize = 4096;
@@ -28,12 +37,6 @@ const V_M: usize = 32_000;
 /// Layers of shape M, and those that are measured: more than fit in a cache.
 const LAYERS_M: (f64, usize) = (24.0, 4);
 const PARTS: [&str; 4] = ["linear forward", "linear backward", "attention", "head"];
-
-/// Processor seconds of this thread.
-fn clock() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
-}
 
 fn noise<E: Element>(len: usize) -> Buf<E> {
     Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
@@ -164,11 +167,6 @@ impl<'c, E: Element> DecodeStep<'c, E> {
         linear(self.ctx, &mut logits, &normed, R, &self.head, None);
         (middle - start) * LAYERS_M.0 / LAYERS_M.1 as f64 + (clock() - middle)
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Reports pairs of seconds in f32 and in bf16.

@@ -1,4 +1,4 @@
-//! Rate of the matrix products in GFLOP/s, median and best of many short runs.
+//! Rate of the matrix products in GFLOP/s, and its share of the GEMM ceiling: medians of many short turns.
 //!
 //! ```text
 //! cargo bench --bench gemm_rate -- [THREADS] [f32|bf16|dot-pairs] [ISA] [ROWS]
@@ -9,12 +9,14 @@
 //! the weight is read is more informative: two FLOP per row and weight. With one thread on Linux, time taken by other
 //! programs is not counted.
 
-use std::time::Instant;
+mod rate;
 
 use rloom_ops::{
     Bf16, Buf, Ctx, Element, HeadScores, Isa, Norm, Order, head_backward, head_forward, linear,
     linear_backward_input, linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
+
+use rate::{Rate, rate};
 
 const SHAPES: [(usize, usize, usize); 14] = [
     (4096, 256, 256),
@@ -36,48 +38,22 @@ const SHAPES: [(usize, usize, usize); 14] = [
 /// Rows, vocabulary, hidden size.
 const HEADS: [(usize, usize, usize); 2] = [(4096, 512, 256), (256, 16_384, 896)];
 
-/// Seconds elapsed: CPU time if there is one thread and the system reports it, otherwise wall-clock time.
-fn clock(start: Instant, threads: usize) -> f64 {
-    let on_processor = || {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split(' ').next()?.parse::<f64>().ok().map(|nanoseconds| nanoseconds / 1e9)
-    };
-    let cpu_time = (threads == 1).then(on_processor).flatten();
-    cpu_time.unwrap_or_else(|| start.elapsed().as_secs_f64())
-}
-
-/// GFLOP/s of `f`, which executes `flop` operations: (median, best). CPU time has a resolution of milliseconds.
-fn rate(threads: usize, flop: usize, mut f: impl FnMut()) -> (f64, f64) {
-    let start = Instant::now();
-    let (floor, runs) = if threads == 1 { (0.04, 5) } else { (0.001, 60) };
-    // Reading the CPU time takes microseconds.
-    let at_once = (100_000_000 / flop).max(1);
-    f();
-    let mut rates: Vec<f64> = (0..runs)
-        .map(|_| {
-            let (from, mut calls) = (clock(start, threads), 0.0);
-            loop {
-                (0..at_once).for_each(|_| f());
-                calls += at_once as f64;
-                let seconds = clock(start, threads) - from;
-                if seconds >= floor {
-                    return flop as f64 * calls / seconds / 1e9;
-                }
-            }
-        })
-        .collect();
-    rates.sort_by(|a, b| b.total_cmp(a));
-    (rates[runs / 2], rates[0])
-}
-
 fn noise<E: Element>(len: usize) -> Buf<E> {
     Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
 }
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
-fn report(name: &str, rates: &[(f64, f64)]) {
-    let cells: Vec<String> = rates.iter().map(|(median, best)| format!("{median:7.1} /{best:7.1}")).collect();
+fn report(name: &str, rates: &[(usize, Rate)]) {
+    let cell = |&(flop, Rate { seconds, share }): &(usize, Rate)| {
+        format!("{:7.1} {:5.0} %", flop as f64 / seconds / 1e9, 100.0 * share)
+    };
+    let cells: Vec<String> = rates.iter().map(cell).collect();
     println!("{name:>20}  {}", cells.join("  "));
+}
+
+/// Operations of a call, and its rate.
+fn measured(ctx: &Ctx, flop: usize, call: impl FnMut()) -> (usize, Rate) {
+    (flop, rate(ctx, flop as f64, call))
 }
 
 fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) {
@@ -85,13 +61,13 @@ fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) {
     let (mut y, mut dx) = (Buf::<E>::zeros(rows * n), Buf::<f32>::zeros(rows * k));
     let mut dw = Buf::zeros(n * k);
     let packed = pack::<E>(ctx, &w, n, k);
-    let (flop, threads) = (2 * rows * n * k, ctx.threads());
+    let flop = 2 * rows * n * k;
     let rates = [
-        rate(threads, flop, || linear(ctx, &mut y, &x, rows, &packed, None)),
-        rate(threads, flop, || {
+        measured(ctx, flop, || linear(ctx, &mut y, &x, rows, &packed, None)),
+        measured(ctx, flop, || {
             linear_backward_input::<E, E, f32>(ctx, &mut dx, &dy, rows, &w, n, k, false);
         }),
-        rate(threads, flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k)),
+        measured(ctx, flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k)),
     ];
     report(&format!("{rows} x {n} x {k}"), &rates);
 }
@@ -103,10 +79,10 @@ fn feed_forward<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) {
     let (mut hidden, mut gate_up) = (Buf::<E>::zeros(rows * f), Buf::<E>::zeros(rows * 2 * f));
     let dy = noise::<f32>(rows * d);
     let packed = pack::<E>(ctx, &w, 2 * f, d);
-    let (flop, threads) = (4 * rows * f * d, ctx.threads());
+    let flop = 4 * rows * f * d;
     let rates = [
-        rate(threads, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, norm, rows, &packed)),
-        rate(threads, flop / 2, || {
+        measured(ctx, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, norm, rows, &packed)),
+        measured(ctx, flop / 2, || {
             linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, &dy, rows, &w_down, d, f);
         }),
     ];
@@ -120,9 +96,9 @@ fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) {
     let targets: Vec<u32> = (0..rows).map(|t| (t * 31 % v) as u32).collect();
     let (ones, small) = (vec![1.0; rows], vec![0.01; rows]);
     let mut scores = HeadScores::default();
-    let (flop, threads) = (2 * rows * v * d, ctx.threads());
-    let forward = rate(threads, flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
-    let backward = rate(threads, 3 * flop, || {
+    let flop = 2 * rows * v * d;
+    let forward = measured(ctx, flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
+    let backward = measured(ctx, 3 * flop, || {
         head_backward(
             ctx, &mut dh, &mut dw, &h, rows, &w, &packed, &targets, &ones, &scores, &small, &small, None,
         );
@@ -133,16 +109,16 @@ fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) {
 #[expect(clippy::print_stdout, reason = "the output of this program")]
 fn all<E: Element>(ctx: &Ctx, only: Option<usize>) {
     let titles = ["forward", "input gradient", "weight gradient"];
-    println!("{:>20}  {:^16}  {:^16}  {:^16}", "rows x out x in", titles[0], titles[1], titles[2]);
+    println!("{:>20}  {:^15}  {:^15}  {:^15}", "rows x out x in", titles[0], titles[1], titles[2]);
     let selected = |rows: usize| only.is_none_or(|only| only == rows);
     for (rows, n, k) in SHAPES.into_iter().filter(|shape| selected(shape.0)) {
         products::<E>(ctx, rows, n, k);
     }
-    println!("{:>20}  {:^16}  {:^16}", "SwiGLU: rows x f x d", "forward", "backward");
+    println!("{:>20}  {:^15}  {:^15}", "SwiGLU: rows x f x d", "forward", "backward");
     for (rows, d, f) in [(4096, 256, 704), (256, 896, 4864)].into_iter().filter(|shape| selected(shape.0)) {
         feed_forward::<E>(ctx, rows, d, f);
     }
-    println!("{:>20}  {:^16}  {:^16}", "head: rows x v x d", "forward", "backward (3 x)");
+    println!("{:>20}  {:^15}  {:^15}", "head: rows x v x d", "forward", "backward (3 x)");
     for (rows, v, d) in HEADS.into_iter().filter(|shape| selected(shape.0)) {
         head::<E>(ctx, rows, v, d);
     }
@@ -162,7 +138,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let only = arguments.get(3).map(|text| text.parse()).transpose()?;
     let ctx = Ctx::with_isa(threads, isa)?;
-    println!("{threads} threads, {}, {format}; GFLOP/s, median / best", isa.name());
+    println!("{threads} threads, {}, {format}; GFLOP/s and share of the ceiling", isa.name());
     match format {
         "f32" => all::<f32>(&ctx, only),
         "bf16" => all::<Bf16>(&ctx, only),

@@ -29,11 +29,15 @@ const CHUNK: usize = 1 << 18;
 /// Peak of f32 matrix products, in GFLOP/s: a loop of fused multiply-adds whose operands and sums stay in registers. A
 /// multiply-add counts as 2.
 pub fn gemm_f32(ctx: &Ctx) -> f64 {
-    arithmetic(ctx, |iterations| {
-        let (sum, chains) = fma_loop(ctx.level(), black_box(1.0), iterations);
-        black_box(sum);
-        2 * LANES * chains * iterations
-    })
+    arithmetic(ctx, |iterations| multiply_adds(ctx, iterations))
+}
+
+/// Runs the loop that [`gemm_f32`] measures on the calling thread and returns the number of operations done. For
+/// measurements in turns with something else.
+pub fn multiply_adds(ctx: &Ctx, iterations: usize) -> usize {
+    let (sum, chains) = fma_loop(ctx.level(), black_box(1.0), iterations);
+    black_box(sum);
+    2 * LANES * chains * iterations
 }
 
 /// Peak of bf16 matrix products with f32 sums, in GFLOP/s, and the instruction measured. `None` if the context's

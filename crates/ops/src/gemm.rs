@@ -4,7 +4,7 @@
 //! A is contiguous along or across the reduced dimension, and B is in panels or in rows, in either format, so the same
 //! kernel runs on a packed weight (forward), on a plain weight (input gradient) and on activations whose rows are
 //! summed (weight gradient). This file divides a product into pieces for threads; `gemm_kernel` computes a piece from
-//! tiles of `gemm_tile` and `gemm_amx`, after `gemm_copy` has converted operands to their layout; meanwhile
+//! tiles of `gemm_tile` and `gemm_amx`, after `gemm_copy` and `gemm_left` have converted operands to their layout; meanwhile
 //! `gemm_prefetch` loads the operands needed next.
 //!
 //! The order of each sum does not depend on any block size chosen here: a pass over part of the reduced dimension
@@ -14,18 +14,15 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
+use crate::caches::Caches;
 use crate::gemm_copy::left_room;
-use crate::gemm_kernel::{Block, Cells, MAX_STEPS, Source, multiply};
+use crate::gemm_kernel::{Block, Cells, Source, multiply};
 use crate::gemm_tile::WIDEST;
 use crate::isa::Bf16Products;
 use crate::numbers::{Numbers, NumbersMut};
 use crate::simd::LANES;
-use crate::{Buf, Ctx, Element};
+use crate::{Buf, Ctx, Element, Isa};
 
-/// Maximum rows of C per piece.
-const MAX_ROWS: usize = 256;
-/// Maximum rows of C per piece if A is read across its rows, where every step is another cache line.
-const MAX_ROWS_ACROSS: usize = 128;
 /// Maximum columns of C per piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
 /// Multiply-adds below which waking another thread costs more than it gains.
@@ -34,7 +31,7 @@ const SERIAL: usize = 3_000_000;
 const READ_ROWS: usize = 3;
 /// Pieces per thread, to balance threads of unequal speed.
 const PIECES_PER_THREAD: usize = 4;
-/// As [`PIECES_PER_THREAD`], for the case of [`MAX_ROWS_ACROSS`].
+/// As [`PIECES_PER_THREAD`], if A is read across its rows.
 const PIECES_PER_THREAD_ACROSS: usize = 2;
 /// Rows of C that fit in one register tile.
 const FEW_ROWS: usize = 8;
@@ -126,6 +123,42 @@ impl Pieces {
     }
 }
 
+/// True for instruction sets whose register tiles reuse operands often enough to read them in place.
+fn has_large_tiles(isa: Isa) -> bool {
+    matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx)
+}
+
+/// Maximum size of a piece's part of A that is used at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Blocking {
+    /// Steps of one word of the reduced dimension per pass.
+    steps: usize,
+    /// Rows of C per piece.
+    rows: usize,
+    /// Rows if A is read across its rows.
+    rows_across: usize,
+}
+
+impl Blocking {
+    fn of(isa: Isa, group: usize) -> Self {
+        if has_large_tiles(isa) {
+            // All operands are read from the second-level cache; across the rows, every step is another line.
+            Self { steps: 384, rows: 256, rows_across: 128 * group }
+        } else {
+            Self::small_tiles(Caches::detect())
+        }
+    }
+
+    /// A small tile reads a panel of B from the first-level cache, half of which it takes, and A from the second-level
+    /// cache, of which it takes half.
+    fn small_tiles(caches: Caches) -> Self {
+        let floats = |bytes: usize| bytes / 2 / size_of::<f32>();
+        let steps = (floats(caches.first) / LANES).clamp(128, 512);
+        let rows = (floats(caches.second) / steps / LANES * LANES).clamp(4 * LANES, 32 * LANES);
+        Self { steps, rows, rows_across: rows }
+    }
+}
+
 /// True if a product is too small for more than one thread.
 pub(crate) fn is_small(m: usize, n: usize, k: usize, group: usize) -> bool {
     m.max(READ_ROWS) * n * k < SERIAL * group
@@ -137,14 +170,14 @@ impl Product<'_> {
         if is_small(self.m, self.n, self.k, self.group) {
             return self.run_inline(ctx, c);
         }
-        let grid = self.grid(ctx.threads());
+        let grid = self.grid(ctx, ctx.threads());
         // SAFETY: the pieces cover disjoint elements of C.
         ctx.parallel_for(grid.0 * grid.1, |i| unsafe { self.run_piece(ctx, c, grid, i) });
     }
 
     /// Computes into `c` on the calling thread.
     pub(crate) fn run_inline(&self, ctx: &Ctx, c: NumbersMut<'_>) {
-        let grid = self.grid(1);
+        let grid = self.grid(ctx, 1);
         for i in 0..grid.0 * grid.1 {
             // SAFETY: `c` is exclusive to this thread.
             unsafe { self.run_piece(ctx, c, grid, i) }
@@ -152,12 +185,13 @@ impl Product<'_> {
     }
 
     /// Number of pieces along the columns and the rows for `threads` threads.
-    fn grid(&self, threads: usize) -> (usize, usize) {
+    fn grid(&self, ctx: &Ctx, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
+        let blocking = Blocking::of(ctx.isa(), self.group);
         let (max_rows, per_thread) = if self.a.step == 1 {
-            (MAX_ROWS, PIECES_PER_THREAD)
+            (blocking.rows, PIECES_PER_THREAD)
         } else {
-            (MAX_ROWS_ACROSS * self.group, PIECES_PER_THREAD_ACROSS)
+            (blocking.rows_across, PIECES_PER_THREAD_ACROSS)
         };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 {
@@ -212,14 +246,16 @@ impl Product<'_> {
         let (b, b_panel, b_step) = self.right();
         // A piece of few rows streams B once from memory, which is fastest in a single pass.
         let one_pass = rows.len() <= FEW_ROWS && matches!(self.b, Right::Panels(_));
-        let max_steps =
-            if one_pass { steps.next_multiple_of(LANES).max(MAX_STEPS) } else { MAX_STEPS / floats };
+        let most = Blocking::of(ctx.isa(), self.group).steps;
+        let max_steps = if one_pass { steps.next_multiple_of(LANES).max(most) } else { most / floats };
         let room_steps = steps.min(max_steps);
         // If C is bf16, partial sums between passes are kept in scratch memory.
         let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
         let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
         let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps * floats };
-        let copied = self.a.step != 1 || !matches!(a, Source::Words(_));
+        // Small tiles copy even f32 that could be read in place.
+        let packs = self.group == 1 && !one_pass && !has_large_tiles(ctx.isa());
+        let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
         ctx.with_scratch(spill_len + right + left, |scratch| {
             // SAFETY: `check` has compared the shape with all operands, the scratch memory has the length of its three
@@ -345,6 +381,19 @@ pub(crate) fn check<E: Element>(name: &str, buf: &Buf<E>, want: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_tiles_fill_half_of_each_cache() {
+        let blocking = |first: usize, second: usize| {
+            let Blocking { steps, rows, .. } =
+                Blocking::small_tiles(Caches { first: first << 10, second: second << 10 });
+            (steps, rows)
+        };
+        assert_eq!(blocking(32, 512), (256, 256));
+        assert_eq!(blocking(48, 1280), (384, 416));
+        assert_eq!(blocking(64, 256), (512, 64));
+        assert_eq!(blocking(16, 16 << 10), (128, 512));
+    }
 
     #[test]
     fn sequential_pieces_match_indexed_pieces() {

@@ -9,16 +9,17 @@ use crate::Element;
 use crate::gemm_kernel::{Pass, Source, load};
 use crate::gemm_prefetch::LINE;
 use crate::gemm_tile::Arithmetic;
-use crate::gemm_widened::{widen_left, widen_right};
+use crate::gemm_widened::widen_right;
 use crate::simd::{LANES, Simd};
 
 /// Rows to prefetch ahead when copying for tiles, which do not prefetch themselves: rows are too far apart for the
 /// hardware prefetcher.
 const PREFETCH_ROWS: usize = 16;
 
-/// Scratch words for a pass over `rows` rows of A, in either copy layout, for steps of one word.
+/// Scratch words for a pass over `rows` rows of A, in any copy layout, for steps of one word: rows rounded up to whole vectors
+/// or tiles, and half a vector for each tile.
 pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
-    steps * (rows.next_multiple_of(LANES) + LANES)
+    steps * (rows.next_multiple_of(LANES) + LANES) + rows * LANES / 2
 }
 
 /// Address of the copy of A, and its strides from row to row and from step to step.
@@ -26,7 +27,7 @@ pub(crate) fn left_room(rows: usize, steps: usize) -> usize {
 pub(crate) fn left_layout<S: Simd, A: Arithmetic<S>>(pass: &Pass<'_>) -> (*const f32, usize, usize) {
     let block = pass.block;
     if A::STRICT || block.a_step == 1 {
-        (block.left, if A::WIDENS { 2 * pass.steps } else { pass.steps }, 1)
+        (block.left, pass.steps, 1)
     } else {
         (block.left, 1, stride(block.m))
     }
@@ -53,8 +54,6 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
     // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.a {
-            Source::Words(a) | Source::F32(a) if A::WIDENS => widen_left(s, pass, a, rows),
-            Source::Bf16(a) if A::WIDENS => widen_left(s, pass, a, rows),
             Source::F32(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
             Source::Bf16(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
             Source::Words(a) | Source::F32(a) => across(s, arithmetic, pass, a, rows),

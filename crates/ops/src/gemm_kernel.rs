@@ -4,8 +4,9 @@
 //! Its speed comes from the register tile: 8 rows × 3 vectors of C on AVX-512, 6 × 1 elsewhere. On AVX-512 a step of
 //! the tile is 11 loads for 24 vector multiply-adds, so little memory traffic that f32 operands are read in place,
 //! whatever their strides, from the second-level cache; only a part of B that very many rows share is first copied to
-//! contiguous memory. The smaller tile of other instruction sets reads more often, so operands that are not contiguous
-//! are always copied. Operands that are not in words are copied everywhere: once per pass and piece.
+//! contiguous memory. The smaller tile of other instruction sets reads more often: there, B is copied into panels and A into
+//! tiles (`gemm_left`) as soon as a few tiles share them. Operands that are not in words are copied everywhere: once per
+//! pass and piece.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -13,14 +14,15 @@ use std::ops::Range;
 use crate::gemm::{Pieces, piece};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
+use crate::gemm_left;
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
 use crate::gemm_widened::Widened;
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Portable, Simd, dispatch};
 
-/// Maximum steps of the reduced dimension per pass.
-pub(crate) const MAX_STEPS: usize = 384;
+/// Panels that must share a copy of an A that could be read in place.
+const PACK_PANELS: usize = 4;
 /// Tiles that must share a copied operand before copying pays: for small tiles, for large ones.
 const COPY_TILES: (usize, usize) = (4, 16);
 
@@ -162,6 +164,8 @@ pub(crate) struct Pass<'a> {
     /// True if the operand is copied first.
     pub(crate) copies_left: bool,
     pub(crate) copies_right: bool,
+    /// True if A is copied into tiles: see [`gemm_left`](crate::gemm_left).
+    pub(crate) packs_left: bool,
 }
 
 /// # Safety
@@ -172,6 +176,13 @@ unsafe fn multiply_generic<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, block
     let passes = units.div_ceil(block.max_steps / A::UNIT).max(1);
     let tiles = block.m.div_ceil(A::ROWS);
     let small = A::ROWS < 8;
+    let packs_in_place = A::PACKS && block.n > (PACK_PANELS - 1) * LANES;
+    let copies_left = match block.a {
+        Source::Words(_) => {
+            small && tiles >= COPY_TILES.0 && (block.a_step != 1 || packs_in_place) && !block.left.is_null()
+        }
+        _ => true,
+    };
     for i in 0..passes {
         let units = piece(units, passes, i);
         let end = (units.end * A::UNIT).min(block.k.div_ceil(A::GROUP));
@@ -182,10 +193,8 @@ unsafe fn multiply_generic<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, block
             start: units.start * A::UNIT,
             steps: end - units.start * A::UNIT,
             tiles,
-            copies_left: match block.a {
-                Source::Words(_) => small && tiles >= COPY_TILES.0 && block.a_step != 1,
-                _ => true,
-            },
+            copies_left,
+            packs_left: copies_left && A::PACKS,
             copies_right: match block.b {
                 Source::Words(_) => {
                     !block.right.is_null()
@@ -330,7 +339,9 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
     let block = pass.block;
     // SAFETY: panels and rows stay within the block, and the scratch holds the copies.
     unsafe {
+        let (step_floats, tile_floats) = gemm_left::strides::<S, A>(pass);
         let (a, a_row, a_step) = match block.a {
+            _ if pass.packs_left => (block.left.cast_const(), 1, step_floats),
             Source::Words(a) if !pass.copies_left => {
                 (a.add(pass.start * block.a_step), block.a_row, block.a_step)
             }
@@ -374,9 +385,15 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             };
             let (mut tiles, mut parts) =
                 (Pieces::of(block.m, pass.tiles), Pieces::of(pass.steps, pass.tiles));
-            for _ in 0..pass.tiles {
+            for index in 0..pass.tiles {
                 let (rows, part) = (tiles.next(), parts.next());
-                if group == 0 {
+                if A::PACKS && pass.packs_left {
+                    if group == 0 && index == copied {
+                        copied = (copied + gemm_left::at_once(pass)).min(pass.tiles);
+                        gemm_left::pack_left::<S, A>(s, pass, index..copied);
+                    }
+                    tile.a = a.add(index * tile_floats);
+                } else if group == 0 {
                     // Rows are copied shortly before their first use, while the rows after them are prefetched.
                     while pass.copies_left && copied < rows.end {
                         let end = (copied + CHUNK).min(block.m);
@@ -384,7 +401,9 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                         copied = end;
                     }
                 }
-                tile.a = a.add(rows.start * a_row);
+                if !A::PACKS || !pass.packs_left {
+                    tile.a = a.add(rows.start * a_row);
+                }
                 tile.prefetch = group_prefetch.operands(pass, &rows, &part);
                 compute_tile(s, arithmetic, pass, &output, &mut tile, &rows, &panels, last);
             }

@@ -104,8 +104,9 @@ impl GroupPrefetch {
             }
             _ => RightPrefetch::Nothing,
         };
-        // Later groups find A in the cache.
-        Self { left: group == 0 && (pass.copies_left || pass.block.a_step == 1), right }
+        // Later groups find A in the cache; copying into tiles prefetches it.
+        let left = group == 0 && !pass.packs_left && (pass.copies_left || pass.block.a_step == 1);
+        Self { left, right }
     }
 
     /// Prefetches during the tile of these rows, given its share `part` of the steps; placed after those of [`cells`].
@@ -245,6 +246,7 @@ mod tests {
             tiles: 8,
             copies_left: true,
             copies_right: true,
+            packs_left: false,
         };
         let mut lines = BTreeSet::new();
         for i in tiles {
@@ -281,6 +283,7 @@ mod tests {
             tiles,
             copies_left: true,
             copies_right: false,
+            packs_left: false,
         }
     }
 

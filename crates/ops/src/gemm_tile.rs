@@ -57,6 +57,8 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     const GROUP: usize;
     /// Maximum rows of a tile.
     const ROWS: usize = S::TILE_ROWS;
+    /// True if a copied A is f32 numbers in tiles: see [`gemm_left`](crate::gemm_left).
+    const PACKS: bool = false;
     /// Granularity of steps: a pass over the reduced dimension begins at a multiple of it.
     const UNIT: usize = 1;
     /// True if A must be in the layout with contiguous words of a row.
@@ -108,6 +110,25 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     }
 }
 
+/// Strides of the operands within a step of a tile, in floats; see [`Tile`].
+#[derive(Clone, Copy)]
+pub(crate) struct Strides {
+    pub(crate) a_row: usize,
+    pub(crate) a_step: usize,
+    pub(crate) b_panel: usize,
+}
+
+impl Tile {
+    fn strides(&self) -> Strides {
+        Strides { a_row: self.a_row, a_step: self.a_step, b_panel: self.b_panel }
+    }
+
+    /// True if A has been copied into tiles of `rows` rows and B is in panels.
+    fn is_packed(&self, rows: usize) -> bool {
+        self.a_row == 1 && self.a_step == rows && self.b_step == LANES
+    }
+}
+
 /// Multiply-accumulate of a register tile.
 pub(crate) trait MulAdd<S: Simd>: Copy {
     /// Converts an initial value of a sum to the form that the arithmetic expects.
@@ -120,6 +141,8 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
 
     /// Floats of a row of A in a step of a tile.
     const LEFT: usize = 1;
+    /// As [`Arithmetic::PACKS`].
+    const PACKS: bool = false;
 
     /// Executes one step of a tile.
     ///
@@ -129,13 +152,13 @@ pub(crate) trait MulAdd<S: Simd>: Copy {
     unsafe fn step<const ROWS: usize, const PANELS: usize>(
         self,
         s: S,
-        t: &Tile,
+        strides: Strides,
         a: *const f32,
         b: *const f32,
         chains: Chains<S::V, ROWS, PANELS>,
     ) -> Chains<S::V, ROWS, PANELS> {
         // SAFETY: guaranteed by the caller.
-        unsafe { step(s, self, t, a, b, chains) }
+        unsafe { step(s, self, strides, a, b, chains) }
     }
 
     /// As [`Arithmetic::FINISHES`].
@@ -170,6 +193,8 @@ impl<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize> Task<S>
 pub(crate) struct Singles;
 
 impl<S: Simd> MulAdd<S> for Singles {
+    const PACKS: bool = true;
+
     #[inline(always)]
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
         s.fma(a, b, sum)
@@ -178,6 +203,7 @@ impl<S: Simd> MulAdd<S> for Singles {
 
 impl<S: Simd> Arithmetic<S> for Singles {
     const GROUP: usize = 1;
+    const PACKS: bool = <Self as MulAdd<S>>::PACKS;
 
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
@@ -393,11 +419,15 @@ pub(crate) type Chains<V, const ROWS: usize, const PANELS: usize> = [[V; PANELS]
 unsafe fn tile<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(s: S, m: M, t: &Tile) {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        // Two completely separate loops, so that the compiler keeps the sums of each in registers.
+        // Completely separate loops, so that the compiler keeps the sums of each in registers.
         if let Some(stream) = t.stream {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps_in_stream(s, m, t, stream, chains);
             store(s, t, chains);
+        } else if const { M::PACKS && S::TILE_ROWS == 6 && ROWS > 2 } && t.is_packed(S::TILE_ROWS) {
+            let chains = start::<S, M, ROWS, PANELS>(s, m, t);
+            let chains = packed_steps(s, m, t, chains);
+            if M::FINISHES { finish(s, t, chains) } else { store(s, t, chains) }
         } else {
             let chains = start::<S, M, ROWS, PANELS>(s, m, t);
             let chains = steps(s, m, t, chains);
@@ -501,7 +531,7 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     t: &Tile,
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
-    let (mut a, mut b, mut left) = (t.a, t.b, t.steps);
+    let (mut a, mut b, mut left, strides) = (t.a, t.b, t.steps, t.strides());
     // A tile of few rows with B in the cache is bound by its loads, to which prefetches would add.
     let prefetches = ROWS > 2;
     let streams = if prefetches { &t.prefetch[..] } else { &[] };
@@ -519,10 +549,44 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
                 }
                 // SAFETY: rows, panels and steps stay within the tile; only the final pointer increments leave it, and
                 // are not read.
-                chains = unsafe { m.step(s, t, a, b, chains) };
+                chains = unsafe { m.step(s, strides, a, b, chains) };
                 a = a.wrapping_add(M::LEFT * t.a_step);
                 b = b.wrapping_add(t.b_step);
             }
+        }
+    }
+    chains
+}
+
+/// Executes all steps of a tile that [`is_packed`](Tile::is_packed): with constant strides and several steps per iteration,
+/// nearly all instructions are multiply-adds and their loads. The tile's few prefetches come first.
+///
+/// # Safety
+/// As for [`Arithmetic::tile`].
+#[inline(always)]
+unsafe fn packed_steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
+    s: S,
+    m: M,
+    t: &Tile,
+    mut chains: Chains<S::V, ROWS, PANELS>,
+) -> Chains<S::V, ROWS, PANELS> {
+    const STEPS: usize = 4;
+    for prefetch in &t.prefetch {
+        prefetch.fetch(s);
+    }
+    let strides = Strides { a_row: 1, a_step: S::TILE_ROWS, b_panel: t.b_panel };
+    let (mut a, mut b, a_step) = (t.a, t.b, const { M::LEFT * S::TILE_ROWS });
+    // SAFETY: as in `steps`.
+    unsafe {
+        for _ in 0..t.steps / STEPS {
+            for i in 0..STEPS {
+                chains = m.step(s, strides, a.add(i * a_step), b.add(i * LANES), chains);
+            }
+            a = a.wrapping_add(STEPS * a_step);
+            b = b.wrapping_add(STEPS * LANES);
+        }
+        for i in 0..t.steps % STEPS {
+            chains = m.step(s, strides, a.add(i * a_step), b.add(i * LANES), chains);
         }
     }
     chains
@@ -540,7 +604,7 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
     stream: Stream,
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
-    let (mut a, mut b) = (t.a, t.b);
+    let (mut a, mut b, strides) = (t.a, t.b, t.strides());
     let here = t.b.wrapping_add(stream.distance * t.b_step);
     for (mut fetched, steps) in [(here, t.steps - stream.distance), (stream.next, stream.distance)] {
         for _ in 0..steps {
@@ -549,7 +613,7 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
             }
             fetched = fetched.wrapping_add(t.b_step);
             // SAFETY: as in `steps`.
-            chains = unsafe { m.step(s, t, a, b, chains) };
+            chains = unsafe { m.step(s, strides, a, b, chains) };
             a = a.wrapping_add(M::LEFT * t.a_step);
             b = b.wrapping_add(t.b_step);
         }
@@ -566,16 +630,16 @@ unsafe fn steps_in_stream<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS
 unsafe fn step<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
     s: S,
     m: M,
-    t: &Tile,
+    strides: Strides,
     a: *const f32,
     b: *const f32,
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * t.b_panel)));
+        let right: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(b.add(j * strides.b_panel)));
         for i in 0..ROWS {
-            let left = s.splat(*a.add(i * t.a_row));
+            let left = s.splat(*a.add(i * strides.a_row));
             for j in 0..PANELS {
                 chains[i][j] = m.mul_add(s, left, right[j], chains[i][j]);
             }

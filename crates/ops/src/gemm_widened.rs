@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use crate::Element;
-use crate::gemm_copy::stride;
 use crate::gemm_kernel::{Block, Pass, Source, load};
-use crate::gemm_tile::{Arithmetic, Chains, MulAdd, Singles, Tile, choose};
+use crate::gemm_left::{numbers, rounded};
+use crate::gemm_tile::{Arithmetic, Chains, MulAdd, Singles, Strides, Tile, choose};
 use crate::simd::{LANES, Simd};
 
 /// bf16 numbers: one fused multiply-add each, ascending.
@@ -18,6 +18,7 @@ pub(crate) struct Widened;
 
 impl<S: Simd> MulAdd<S> for Widened {
     const LEFT: usize = 2;
+    const PACKS: bool = true;
 
     #[inline(always)]
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
@@ -30,7 +31,7 @@ impl<S: Simd> MulAdd<S> for Widened {
     unsafe fn step<const ROWS: usize, const PANELS: usize>(
         self,
         s: S,
-        t: &Tile,
+        strides: Strides,
         a: *const f32,
         b: *const f32,
         mut chains: Chains<S::V, ROWS, PANELS>,
@@ -40,19 +41,19 @@ impl<S: Simd> MulAdd<S> for Widened {
         // SAFETY: guaranteed by the caller.
         unsafe {
             for j in 0..PANELS {
-                right[j] = s.load_low(b.add(j * t.b_panel));
+                right[j] = s.load_low(b.add(j * strides.b_panel));
             }
             for i in 0..ROWS {
-                let left = s.splat(*a.add(i * t.a_row));
+                let left = s.splat(*a.add(i * strides.a_row));
                 for j in 0..PANELS {
                     chains[i][j] = s.fma(left, right[j], chains[i][j]);
                 }
             }
             for j in 0..PANELS {
-                right[j] = s.load_high(b.add(j * t.b_panel));
+                right[j] = s.load_high(b.add(j * strides.b_panel));
             }
             for i in 0..ROWS {
-                let left = s.splat(*a.add(i * t.a_row + t.a_step));
+                let left = s.splat(*a.add(i * strides.a_row + strides.a_step));
                 for j in 0..PANELS {
                     chains[i][j] = s.fma(left, right[j], chains[i][j]);
                 }
@@ -65,6 +66,7 @@ impl<S: Simd> MulAdd<S> for Widened {
 impl<S: Simd> Arithmetic<S> for Widened {
     const GROUP: usize = 2;
     const WIDENS: bool = true;
+    const PACKS: bool = <Self as MulAdd<S>>::PACKS;
 
     #[inline(always)]
     unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
@@ -74,42 +76,6 @@ impl<S: Simd> Arithmetic<S> for Widened {
                 choose(s, Singles, rows, panels, &Tile { steps: 2 * t.steps, ..*t });
             } else {
                 choose(s, self, rows, panels, t);
-            }
-        }
-    }
-}
-
-/// Numbers of the pass along the reduced dimension, and how many of them exist: an odd last one is followed by a zero.
-fn numbers(pass: &Pass<'_>) -> (usize, usize) {
-    let all = 2 * pass.steps;
-    (all, all.min(pass.block.k - 2 * pass.start))
-}
-
-/// Rounds and widens numbers of A, as [`copy_left`](crate::gemm_copy::copy_left).
-///
-/// # Safety
-/// As for [`copy_left`](crate::gemm_copy::copy_left).
-#[inline(always)]
-pub(crate) unsafe fn widen_left<S: Simd, E: Element>(s: S, pass: &Pass<'_>, a: *const E, rows: Range<usize>) {
-    let (block, (all, count)) = (pass.block, numbers(pass));
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        if block.a_step == 1 {
-            for i in rows {
-                let to = block.left.add(i * all);
-                widen(s, a.add(i * block.a_row + 2 * pass.start), count, to, LANES);
-                if count < all {
-                    to.add(count).write(0.0);
-                }
-            }
-            return;
-        }
-        for i in 0..all {
-            let to = block.left.add(i * stride(block.m) + rows.start);
-            if i < count {
-                widen(s, a.add((2 * pass.start + i) * block.a_step + rows.start), rows.len(), to, LANES);
-            } else {
-                to.write_bytes(0, rows.len());
             }
         }
     }
@@ -145,7 +111,7 @@ unsafe fn widen_panels<S: Simd, E: Element>(
     panels: Range<usize>,
     last: usize,
 ) -> (*const f32, usize, usize) {
-    let (block, (all, count)): (&Block, _) = (pass.block, numbers(pass));
+    let (block, (all, count)): (&Block, _) = (pass.block, numbers::<S, Widened>(pass));
     let panel = all * LANES;
     let columns = (panels.len() - 1) * LANES + last;
     for i in 0..all {
@@ -176,18 +142,15 @@ unsafe fn widen<S: Simd, E: Element>(s: S, from: *const E, count: usize, to: *mu
     // SAFETY: guaranteed by the caller.
     unsafe {
         for i in 0..whole {
-            s.store_ptr(to.add(i * vector_stride), rounded::<S, E>(s, load(s, from.add(i * LANES), LANES)));
+            s.store_ptr(
+                to.add(i * vector_stride),
+                rounded::<S, Widened, E>(s, load(s, from.add(i * LANES), LANES)),
+            );
         }
         if width > 0 {
-            let v = rounded::<S, E>(s, load(s, from.add(whole * LANES), width));
+            let v = rounded::<S, Widened, E>(s, load(s, from.add(whole * LANES), width));
             let to = to.add(whole * vector_stride);
             if vector_stride == LANES { s.store_ptr_n(to, width, v) } else { s.store_ptr(to, v) }
         }
     }
-}
-
-/// The nearest bf16 numbers to numbers in the format `E`.
-#[inline(always)]
-fn rounded<S: Simd, E: Element>(s: S, v: S::V) -> S::V {
-    if E::GROUP == 1 { s.rounded(v) } else { v }
 }

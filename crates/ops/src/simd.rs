@@ -122,6 +122,16 @@ pub trait Simd: Copy + Send + Sync {
         self.load(&words)
     }
 
+    /// Stores the first half of the lanes.
+    /// # Safety
+    /// `LANES / 2` floats must be writable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn store_half(self, p: *mut f32, v: Self::V) {
+        let lanes = self.to_array(v);
+        // SAFETY: guaranteed by the caller.
+        unsafe { std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, LANES / 2) }
+    }
+
     /// Transposes a 16 × 16 matrix: lane `j` of vector `i` becomes lane `i` of vector `j`.
     #[inline(always)]
     fn transpose(self, square: &mut [Self::V; LANES]) {

@@ -224,6 +224,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_half(self, p: *mut f32, v: Pair) {
+        unsafe { _mm256_storeu_ps(p, v.0) }
+    }
+    #[inline(always)]
     unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> Pair {
         unsafe {
             let (low, high) = tail_masks(n);

@@ -150,6 +150,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
+    unsafe fn store_half(self, p: *mut f32, v: __m512) {
+        unsafe { _mm256_storeu_ps(p, _mm512_castps512_ps256(v)) }
+    }
+    #[inline(always)]
     unsafe fn load_ptr_n(self, p: *const f32, n: usize) -> __m512 {
         unsafe { _mm512_maskz_loadu_ps(first_lanes(n), p) }
     }

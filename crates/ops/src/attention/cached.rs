@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use super::forward::Workspace;
-use super::kernels::ROWS;
 use super::tile::Rows;
 use super::token::{self, Token};
 use super::words::Layout;
@@ -72,9 +71,8 @@ unsafe fn attend<E: Element>(
     let table = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
     let first = (run.start * h + kv_head * group) * e;
     let (k, v) = cache.head_blocks(kv_head, table);
-    // Queries can be read in place as words if none begins within a word. More heads than one kernel call takes are
-    // faster in a tile, which revisits keys while they are in the cache.
-    if run.len() == 1 && group <= ROWS && e.is_multiple_of(E::GROUP) {
+    // Queries can be read in place as words if none begins within a word.
+    if run.len() == 1 && e.is_multiple_of(E::GROUP) {
         let q = q[first..first + group * e].as_ptr().cast();
         let (layout, scale) = (Layout::of::<E>(e), shape.scale());
         let next = if kv_head + 1 < shape.kv_heads {

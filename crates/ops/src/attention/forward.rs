@@ -5,12 +5,16 @@ use super::tile::{self, MAX_ROWS, Rows, Tile};
 use super::words::{BLOCK, Layout};
 use super::{rows, softmax};
 use crate::Element;
+use crate::caches::Caches;
 use crate::disjoint::Disjoint;
 use crate::isa::Level;
 use crate::simd::LANES;
 
-/// Maximum floats for the scores of one tile: they are traversed four times and should stay in the second-level cache.
-const TILE_FLOATS: usize = 64 * 1024;
+/// Maximum floats for the scores of one tile: they are traversed four times and should stay in the second-level cache, of
+/// which they take half.
+fn tile_floats() -> usize {
+    Caches::detect().second / 2 / size_of::<f32>()
+}
 
 /// Scratch workspace of [`attend`] and [`token::attend`](super::token::attend), reused across calls.
 pub(super) struct Workspace<'a> {
@@ -29,7 +33,7 @@ impl<'a> Workspace<'a> {
 /// Floats of scratch that [`attend`] needs for `keys` keys or fewer. Fewer keys give a tile of more rows, so the
 /// requirement is not monotonic in the number of keys.
 pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
-    tile::max_floats(keys, TILE_FLOATS) + MAX_ROWS * head_dim + LANES
+    tile::max_floats(keys, tile_floats()) + MAX_ROWS * head_dim + LANES
 }
 
 /// Attention of `queries` over the keys and values of these blocks. Token t of the queries sees keys `0..limit(t)`, at
@@ -52,22 +56,32 @@ pub(super) unsafe fn attend<E: Element>(
     workspace: &mut Workspace<'_>,
     lse: Option<Disjoint<'_>>,
 ) {
-    let (tile_rows, stride) = tile::size(keys, TILE_FLOATS);
+    let (tile_rows, stride) = tile::size(keys, tile_floats());
     let e = queries.head_dim;
     let layout = Layout::of::<E>(e);
     let Workspace { tile, inverse, scratch } = workspace;
     let (q_rows, scratch) = scratch.split_at_mut(tile_rows * e + LANES);
     assert!(scratch.len() >= tile_rows * stride, "attention: no room for the scores of {keys} keys");
+    // Queries are words in place if none begins within a word.
+    let reads_in_place = e.is_multiple_of(E::GROUP);
     tile.restart();
     while tile.next(&queries, tile_rows, &limit) {
         let places = tile.offsets();
         // SAFETY: there is room for the rows of a tile and, as just checked, for whole blocks of scores for each row.
         // The caller guarantees the blocks.
         unsafe {
-            rows::along::<E, E>(level, q_rows, q, places, e);
+            if !reads_in_place {
+                rows::along::<E, E>(level, q_rows, q, places, e);
+            }
             queries.prefetch(level, out.as_mut_ptr(), tile.rows());
             queries.prefetch(level, q.as_ptr(), tile.next_rows());
-            let query = |row: usize| q_rows.as_ptr().wrapping_add(row * layout.row());
+            let query = |row: usize| {
+                if reads_in_place {
+                    q.as_ptr().wrapping_add(places[row]).cast()
+                } else {
+                    q_rows.as_ptr().wrapping_add(row * layout.row())
+                }
+            };
             tile.scores::<E>(level, layout, 0..tile.keys(), query, k, scale, scratch.as_mut_ptr(), stride);
         }
         for (row, &n) in tile.limits().iter().enumerate() {
@@ -81,9 +95,16 @@ pub(super) unsafe fn attend<E: Element>(
                 unsafe { lse.slice(at..at + 1)[0] = max + sum.ln() };
             }
         }
-        // The queries are no longer needed: their memory takes the sums, which are accumulated in several passes.
+        // The queries are no longer needed: their memory takes the sums, which are accumulated in several passes and rounded
+        // at the end. Those in f32 are accumulated in the output.
         let sums = q_rows.as_mut_ptr();
-        let place = |row: usize| sums.wrapping_add(row * e);
+        let place = |row: usize| {
+            if E::GROUP == 1 {
+                out.as_mut_ptr().wrapping_add(places[row]).cast()
+            } else {
+                sums.wrapping_add(row * e)
+            }
+        };
         // SAFETY: each row has room for E floats; the caller guarantees the blocks and exclusive access to the rows of
         // the output.
         unsafe {
@@ -97,7 +118,9 @@ pub(super) unsafe fn attend<E: Element>(
                 place,
                 inverse,
             );
-            rows::scatter::<E, E>(level, out, places, q_rows, e);
+            if E::GROUP > 1 {
+                rows::scatter::<E, E>(level, out, places, q_rows, e);
+            }
         }
     }
 }

@@ -116,37 +116,29 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
     x: &Scores<'_>,
     block: usize,
 ) {
-    let mut k = [std::ptr::null(); B];
-    for (b, k) in k.iter_mut().enumerate() {
-        *k = x.k.at(block + b);
-    }
-    let mut next = [std::ptr::null::<f32>(); B];
-    if let Some(prefetch) = x.prefetch {
-        for (b, next) in next.iter_mut().enumerate() {
-            *next = prefetch.at(block + b);
-        }
-    }
-    let mut sums = [[s.zero(); B]; R];
+    let q: [*const f32; R] = std::array::from_fn(|r| x.q[r]);
+    let k: [*const f32; B] = std::array::from_fn(|b| x.k.at(block + b));
+    let next: [*const f32; B] =
+        std::array::from_fn(|b| x.prefetch.map_or(std::ptr::null(), |next| next.at(block + b)));
+    let (mut sums, mut word) = ([[s.zero(); B]; R], 0);
     // SAFETY: the caller guarantees the words of R queries, as many vectors of each of B blocks, and the outputs.
     unsafe {
-        for word in 0..x.words {
+        while word + M::STEPS <= x.words {
             if x.prefetch.is_some() {
-                for next in next {
-                    s.prefetch(next.wrapping_add(word * BLOCK));
-                }
-            }
-            for part in 0..M::PARTS {
-                let mut keys = [s.zero(); B];
-                for (keys, k) in keys.iter_mut().zip(k) {
-                    *keys = m.right(s, k.add(word * BLOCK), LANES, part);
-                }
-                for (sums, q) in sums.iter_mut().zip(x.q) {
-                    let q = m.left(s, q.add(word), part);
-                    for (sum, keys) in sums.iter_mut().zip(keys) {
-                        *sum = m.add_part(s, q, keys, *sum);
+                for i in 0..M::STEPS {
+                    for next in next {
+                        s.prefetch(next.wrapping_add((word + i) * BLOCK));
                     }
                 }
             }
+            for i in 0..M::STEPS {
+                sums = scores_step(s, m, &q, &k, word + i, sums);
+            }
+            word += M::STEPS;
+        }
+        while word < x.words {
+            sums = scores_step(s, m, &q, &k, word, sums);
+            word += 1;
         }
         let scale = s.splat(x.scale);
         for (r, sums) in sums.iter().enumerate() {
@@ -156,6 +148,34 @@ unsafe fn scores_tile<S: Simd, M: Products<S>, const R: usize, const B: usize>(
             }
         }
     }
+}
+
+/// Adds the products of one word.
+#[inline(always)]
+unsafe fn scores_step<S: Simd, M: Products<S>, const R: usize, const B: usize>(
+    s: S,
+    m: M,
+    q: &[*const f32; R],
+    k: &[*const f32; B],
+    word: usize,
+    mut sums: [[S::V; B]; R],
+) -> [[S::V; B]; R] {
+    // SAFETY: as in `scores_tile`.
+    unsafe {
+        for part in 0..M::PARTS {
+            let mut keys = [s.zero(); B];
+            for (keys, k) in keys.iter_mut().zip(k) {
+                *keys = m.right(s, k.add(word * BLOCK), LANES, part);
+            }
+            for (sums, q) in sums.iter_mut().zip(q) {
+                let q = m.left(s, q.add(word), part);
+                for (sum, keys) in sums.iter_mut().zip(keys) {
+                    *sum = m.add_part(s, q, keys, *sum);
+                }
+            }
+        }
+    }
+    sums
 }
 
 /// Arguments of [`add_weighted`].
@@ -198,18 +218,38 @@ products! {
     pub(super) unsafe fn add_weighted(x: &Weighted<'_>) = add_weighted_generic;
 }
 
+// Strides of weights: where the inner loop has several steps, the one that is 1 is a constant.
+const ANY: usize = 0;
+const ACROSS: usize = 1;
+const ALONG: usize = 2;
+
 #[inline(always)]
 unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted<'_>) {
     // SAFETY: guaranteed by the caller.
     unsafe {
+        if M::STEPS == 1 {
+            any_rows::<S, M, ANY>(s, m, x)
+        } else if x.row_step == 1 {
+            any_rows::<S, M, ACROSS>(s, m, x)
+        } else {
+            debug_assert!(x.word_step == 1);
+            any_rows::<S, M, ALONG>(s, m, x)
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn any_rows<S: Simd, M: Products<S>, const STRIDES: usize>(s: S, m: M, x: &Weighted<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
         if M::CHAINS >= WIDE {
             match x.rows {
-                1 => weighted_rows::<S, M, 1, 8, 4>(s, m, x),
-                2 => weighted_rows::<S, M, 2, 4, 2>(s, m, x),
-                3 => weighted_rows::<S, M, 3, 4, 2>(s, m, x),
-                4 => weighted_rows::<S, M, 4, 4, 2>(s, m, x),
-                5 => weighted_rows::<S, M, 5, 4, 2>(s, m, x),
-                _ => weighted_rows::<S, M, 6, 4, 2>(s, m, x),
+                1 => weighted_rows::<S, M, 1, 8, 4, STRIDES>(s, m, x),
+                2 => weighted_rows::<S, M, 2, 4, 2, STRIDES>(s, m, x),
+                3 => weighted_rows::<S, M, 3, 4, 2, STRIDES>(s, m, x),
+                4 => weighted_rows::<S, M, 4, 4, 2, STRIDES>(s, m, x),
+                5 => weighted_rows::<S, M, 5, 4, 2, STRIDES>(s, m, x),
+                _ => weighted_rows::<S, M, 6, 4, 2, STRIDES>(s, m, x),
             }
         } else if M::CHAINS == 1 {
             for row in 0..x.rows {
@@ -221,16 +261,16 @@ unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted
                     factors: x.factors.map(|factors| &factors[row..=row]),
                     ..*x
                 };
-                weighted_rows::<S, M, 1, 1, 1>(s, m, &one);
+                weighted_rows::<S, M, 1, 1, 1, STRIDES>(s, m, &one);
             }
         } else {
             match x.rows {
-                1 => weighted_rows::<S, M, 1, 4, 2>(s, m, x),
-                2 => weighted_rows::<S, M, 2, 2, 1>(s, m, x),
-                3 => weighted_rows::<S, M, 3, 2, 1>(s, m, x),
-                4 => weighted_rows::<S, M, 4, 1, 1>(s, m, x),
-                5 => weighted_rows::<S, M, 5, 1, 1>(s, m, x),
-                _ => weighted_rows::<S, M, 6, 1, 1>(s, m, x),
+                1 => weighted_rows::<S, M, 1, 4, 2, STRIDES>(s, m, x),
+                2 => weighted_rows::<S, M, 2, 2, 1, STRIDES>(s, m, x),
+                3 => weighted_rows::<S, M, 3, 2, 1, STRIDES>(s, m, x),
+                4 => weighted_rows::<S, M, 4, 1, 1, STRIDES>(s, m, x),
+                5 => weighted_rows::<S, M, 5, 1, 1, STRIDES>(s, m, x),
+                _ => weighted_rows::<S, M, 6, 1, 1, STRIDES>(s, m, x),
             }
         }
     }
@@ -238,7 +278,14 @@ unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted
 
 /// Processes columns in strips of `C` vectors, then of `D`, then of one, then a partial vector.
 #[inline(always)]
-unsafe fn weighted_rows<S: Simd, M: Products<S>, const R: usize, const C: usize, const D: usize>(
+unsafe fn weighted_rows<
+    S: Simd,
+    M: Products<S>,
+    const R: usize,
+    const C: usize,
+    const D: usize,
+    const STRIDES: usize,
+>(
     s: S,
     m: M,
     x: &Weighted<'_>,
@@ -247,86 +294,184 @@ unsafe fn weighted_rows<S: Simd, M: Products<S>, const R: usize, const C: usize,
     // SAFETY: guaranteed by the caller; columns stay below E.
     unsafe {
         while column + C * LANES <= x.head_dim {
-            weighted_tile::<S, M, R, C>(s, m, x, column, LANES);
+            weighted_tile::<S, M, R, C, STRIDES>(s, m, x, column);
             column += C * LANES;
         }
         while column + D * LANES <= x.head_dim {
-            weighted_tile::<S, M, R, D>(s, m, x, column, LANES);
+            weighted_tile::<S, M, R, D, STRIDES>(s, m, x, column);
             column += D * LANES;
         }
         while column + LANES <= x.head_dim {
-            weighted_tile::<S, M, R, 1>(s, m, x, column, LANES);
+            weighted_tile::<S, M, R, 1, STRIDES>(s, m, x, column);
             column += LANES;
         }
         if column < x.head_dim {
-            weighted_tile::<S, M, R, 1>(s, m, x, column, x.head_dim - column);
+            partial_tile::<S, M, R, STRIDES>(s, m, x, column);
         }
     }
 }
 
-/// `lanes` is the number of lanes used in the last vector.
+/// Address of the weights of word `word`, and the words from one row's weight to the next row's and from one word's to the
+/// next word's: constants, where they are.
 #[inline(always)]
-unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>(
+fn weights<const STRIDES: usize>(x: &Weighted<'_>, word: usize) -> (*const f32, usize, usize) {
+    let row_step = if STRIDES == ACROSS { 1 } else { x.row_step };
+    let word_step = if STRIDES == ALONG { 1 } else { x.word_step };
+    (x.weights.wrapping_add(word * word_step), row_step, word_step)
+}
+
+/// `C` whole vectors of columns.
+#[inline(always)]
+unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize, const STRIDES: usize>(
     s: S,
     m: M,
     x: &Weighted<'_>,
     column: usize,
-    lanes: usize,
 ) {
     let group = <M as Arithmetic<S>>::GROUP;
-    let block_words = BLOCK / group;
+    let (block_words, e) = (BLOCK / group, x.head_dim);
     let ends: [usize; R] = std::array::from_fn(|r| x.ends[r].min(x.end));
-    let mut sums = [[s.zero(); C]; R];
-    // SAFETY: the caller guarantees outputs, weights and summands, and their columns from `column` to the last of the
-    // `lanes`; whole vectors are accessed only where all lanes are used.
+    // SAFETY: the caller guarantees outputs, weights and summands, and their columns from `column` on.
     unsafe {
-        if !x.from_zero {
-            for (sums, out) in sums.iter_mut().zip(x.out) {
-                for (c, sum) in sums.iter_mut().enumerate() {
-                    *sum = load(s, out.add(column + c * LANES), lanes);
-                }
-            }
-        }
+        let mut sums = start_sums::<S, R, C>(s, x, column, LANES);
         let (mut word, whole) = (x.start / group, ends[0] / group);
         while word < whole {
-            let (block, stop) =
-                (x.summands.at(word / block_words), whole.min((word / block_words + 1) * block_words));
-            let next = x.prefetch.map_or(std::ptr::null::<f32>(), |prefetch| prefetch.at(word / block_words));
-            while word < stop {
-                let at = (word % block_words) * x.head_dim + column;
+            let (n, first) = (word / block_words, word % block_words);
+            let count = (whole - word).min(block_words - first);
+            let mut row = x.summands.at(n).add(first * e + column);
+            let (mut weight, row_step, word_step) = weights::<STRIDES>(x, word);
+            let mut next =
+                x.prefetch.map_or(std::ptr::null(), |next| next.at(n).wrapping_add(first * e + column));
+            for _ in 0..count / M::STEPS {
                 if x.prefetch.is_some() {
-                    for c in 0..C {
-                        s.prefetch(next.wrapping_add(at + c * LANES));
-                    }
-                }
-                let (row, weights) = (block.add(at), x.weights.add(word * x.word_step));
-                for part in 0..M::PARTS {
-                    let mut summand = [s.zero(); C];
-                    for (c, summand) in summand.iter_mut().enumerate() {
-                        *summand = m.right(s, row.add(c * LANES), lanes, part);
-                    }
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let weight = m.left(s, weights.add(r * x.row_step), part);
-                        for (sum, summand) in sums.iter_mut().zip(summand) {
-                            *sum = m.add_part(s, weight, summand, *sum);
+                    for i in 0..M::STEPS {
+                        for c in 0..C {
+                            s.prefetch(next.wrapping_add(i * e + c * LANES));
                         }
                     }
+                    next = next.wrapping_add(M::STEPS * e);
                 }
-                word += 1;
+                for _ in 0..M::STEPS {
+                    sums = weighted_step(s, m, row, weight, row_step, sums);
+                    row = row.wrapping_add(e);
+                    weight = weight.wrapping_add(word_step);
+                }
             }
+            for _ in 0..count % M::STEPS {
+                sums = weighted_step(s, m, row, weight, row_step, sums);
+                row = row.wrapping_add(e);
+                weight = weight.wrapping_add(word_step);
+            }
+            word += count;
         }
         if word * group < ends[R - 1] {
-            sums = weighted_ends(s, m, x, column, lanes, word, &ends, sums);
+            sums = weighted_ends::<S, M, R, C, STRIDES>(s, m, x, column, LANES, word, &ends, sums);
         }
-        if let Some(factors) = x.factors {
-            for (sums, factor) in sums.iter_mut().zip(factors) {
-                for sum in sums {
-                    *sum = s.mul(*sum, s.splat(*factor));
+        finish_sums(s, x, column, LANES, sums);
+    }
+}
+
+/// Adds one word, to whole vectors.
+#[inline(always)]
+unsafe fn weighted_step<S: Simd, M: Products<S>, const R: usize, const C: usize>(
+    s: S,
+    m: M,
+    row: *const f32,
+    weights: *const f32,
+    row_step: usize,
+    mut sums: [[S::V; C]; R],
+) -> [[S::V; C]; R] {
+    // SAFETY: as in `weighted_tile`.
+    unsafe {
+        for part in 0..M::PARTS {
+            let mut summand = [s.zero(); C];
+            for (c, summand) in summand.iter_mut().enumerate() {
+                *summand = m.right(s, row.add(c * LANES), LANES, part);
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let weight = m.left(s, weights.add(r * row_step), part);
+                for (sum, summand) in sums.iter_mut().zip(summand) {
+                    *sum = m.add_part(s, weight, summand, *sum);
                 }
             }
         }
-        for (sums, out) in sums.iter().zip(x.out) {
-            for (c, sum) in sums.iter().enumerate() {
+    }
+    sums
+}
+
+/// The columns from `column` on, fewer than a vector.
+#[inline(always)]
+unsafe fn partial_tile<S: Simd, M: Products<S>, const R: usize, const STRIDES: usize>(
+    s: S,
+    m: M,
+    x: &Weighted<'_>,
+    column: usize,
+) {
+    let group = <M as Arithmetic<S>>::GROUP;
+    let (block_words, lanes) = (BLOCK / group, x.head_dim - column);
+    let ends: [usize; R] = std::array::from_fn(|r| x.ends[r].min(x.end));
+    // SAFETY: as in `weighted_tile`; columns past the last one are not accessed.
+    unsafe {
+        let mut sums = start_sums::<S, R, 1>(s, x, column, lanes);
+        let (first, whole) = (x.start / group, ends[0] / group);
+        for word in first..whole {
+            let row = x.summands.at(word / block_words).add(word % block_words * x.head_dim + column);
+            let (weights, row_step, _) = weights::<STRIDES>(x, word);
+            for part in 0..M::PARTS {
+                let summand = m.right(s, row, lanes, part);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    sums[0] = m.add_part(s, m.left(s, weights.add(r * row_step), part), summand, sums[0]);
+                }
+            }
+        }
+        let word = first.max(whole);
+        if word * group < ends[R - 1] {
+            sums = weighted_ends::<S, M, R, 1, STRIDES>(s, m, x, column, lanes, word, &ends, sums);
+        }
+        finish_sums(s, x, column, lanes, sums);
+    }
+}
+
+/// Initial values of the sums. `lanes` is the number of lanes used in the last vector.
+#[inline(always)]
+unsafe fn start_sums<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    x: &Weighted<'_>,
+    column: usize,
+    lanes: usize,
+) -> [[S::V; C]; R] {
+    let mut sums = [[s.zero(); C]; R];
+    if !x.from_zero {
+        for (sums, out) in sums.iter_mut().zip(x.out) {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: guaranteed by the caller.
+                *sum = unsafe { load(s, out.add(column + c * LANES), lanes) };
+            }
+        }
+    }
+    sums
+}
+
+/// Applies the factors and stores the sums.
+#[inline(always)]
+unsafe fn finish_sums<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    x: &Weighted<'_>,
+    column: usize,
+    lanes: usize,
+    mut sums: [[S::V; C]; R],
+) {
+    if let Some(factors) = x.factors {
+        for (sums, factor) in sums.iter_mut().zip(factors) {
+            for sum in sums {
+                *sum = s.mul(*sum, s.splat(*factor));
+            }
+        }
+    }
+    for (sums, out) in sums.iter().zip(x.out) {
+        for (c, sum) in sums.iter().enumerate() {
+            // SAFETY: guaranteed by the caller; lanes that are not used are not accessed.
+            unsafe {
                 if lanes == LANES {
                     s.store_ptr(out.add(column + c * LANES), *sum);
                 } else {
@@ -342,7 +487,7 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize>
 /// A separate function that takes and returns the sums: it indexes them, which would force the caller's out of
 /// registers.
 #[inline(always)]
-unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize>(
+unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize, const STRIDES: usize>(
     s: S,
     m: M,
     x: &Weighted<'_>,
@@ -359,10 +504,10 @@ unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize>
         while word * group < ends[R - 1] {
             let block = x.summands.at(word / block_words);
             let row = block.add((word % block_words) * x.head_dim + column);
-            let weights = x.weights.add(word * x.word_step);
+            let (weights, row_step, _) = weights::<STRIDES>(x, word);
             for (r, sums) in sums.iter_mut().enumerate() {
                 if word * group < ends[r] {
-                    let weight = s.splat(*weights.add(r * x.row_step));
+                    let weight = s.splat(*weights.add(r * row_step));
                     let half = (word + 1) * group > ends[r];
                     for (c, sum) in sums.iter_mut().enumerate() {
                         let mut summand = load(s, row.add(c * LANES), lanes);

@@ -6,13 +6,12 @@ use super::blocks::Blocks;
 use super::kernels::{self, ROWS, Scores, Weighted};
 use super::words::{BLOCK, Layout};
 use crate::Element;
+use crate::caches::Caches;
+use crate::gemm::piece;
 use crate::isa::Level;
 
 /// Maximum rows of a tile.
 pub(super) const MAX_ROWS: usize = 8 * ROWS;
-
-/// Words of keys (or values) that all rows of a tile process before moving on: half of a first-level cache.
-const PASS_WORDS: usize = 4 * 1024;
 
 /// The query heads that share a kv head, for consecutive tokens: row r is head `r % group` of token `r / group`.
 #[derive(Clone, Copy)]
@@ -121,14 +120,13 @@ impl Tile {
     /// Groups of rows for one kernel call each.
     #[inline]
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let all = self.len();
-        (0..all).step_by(ROWS).map(move |first| first..all.min(first + ROWS))
+        groups(self.len())
     }
 
-    /// Blocks per pass over the keys; unlimited if there is one group only, which never revisits them.
+    /// Blocks per pass over the keys.
     #[inline]
     fn pass_blocks(&self, words: usize) -> usize {
-        if self.len() <= ROWS { usize::MAX / BLOCK } else { (PASS_WORDS / words).max(4) }
+        pass_blocks(self.len(), words)
     }
 
     /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`; its
@@ -239,6 +237,22 @@ pub(super) fn size(keys: usize, floats: usize) -> (usize, usize) {
 pub(super) fn max_floats(keys: usize, floats: usize) -> usize {
     let stride = size(keys, floats).1;
     (MAX_ROWS * stride).min(floats.max(ROWS * stride))
+}
+
+/// Blocks of `words` words per pass of `rows` rows over the keys; unlimited if there is one group only, which never revisits
+/// them.
+#[inline]
+pub(super) fn pass_blocks(rows: usize, words: usize) -> usize {
+    // Keys (or values) that take half of the first-level cache.
+    let most = Caches::detect().first / 2 / size_of::<f32>();
+    if rows <= ROWS { usize::MAX / BLOCK } else { (most / words).max(4) }
+}
+
+/// Groups of at most [`ROWS`] of `all` rows, of equal size: a group of one or two rows takes nearly as long as a full one.
+#[inline]
+pub(super) fn groups(all: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = all.div_ceil(ROWS);
+    (0..count).map(move |i| piece(all, count, i))
 }
 
 /// Evaluates `f` for each of the rows; unused entries repeat the last.

@@ -53,6 +53,10 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
     /// The numbers must be writable.
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V);
 
+    /// Steps of an inner loop per iteration: with few registers, instructions that only compute addresses are a sixth of a
+    /// loop of single steps.
+    const STEPS: usize = 1;
+
     /// Number of products per word that are separate multiply-adds with operands of their own.
     const PARTS: usize = 1;
 
@@ -93,6 +97,7 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
 
 impl<S: Simd> Products<S> for Singles {
     const CHAINS: usize = S::CHAINS;
+    const STEPS: usize = if S::TILE_ROWS == 6 { 4 } else { 1 };
 
     #[inline(always)]
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
@@ -103,6 +108,7 @@ impl<S: Simd> Products<S> for Singles {
 
 impl<S: Simd> Products<S> for Widened {
     const CHAINS: usize = S::CHAINS;
+    const STEPS: usize = if S::TILE_ROWS == 6 { 2 } else { 1 };
     const PARTS: usize = 2;
 
     #[inline(always)]

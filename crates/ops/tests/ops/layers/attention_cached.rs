@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use rloom_ops::{
-    Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, attention_cached, kv_copy_block, kv_write,
+    AttentionShape, Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, attention_cached,
+    kv_copy_block, kv_write,
 };
 
 use crate::layers::attention::{Case, SHAPES};
-use crate::layers::support::{ORDERS, bits, narrow, numbers, widen};
+use crate::layers::support::{ORDERS, bits, buf, narrow, numbers, widen};
 
 /// A cache filled with NaN, so that reading an unwritten slot is detected.
 fn nan_cache<E: Element>(ctx: &Ctx, blocks: usize, case: &Case) -> KvLayer<E> {
@@ -127,6 +128,42 @@ fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
                 assert!(got == want, "{isa:?}, chunks of {chunk} in bf16, {order:?}");
             }
         }
+    }
+}
+
+/// More heads per kv head than the registers hold, with more keys than are read at a time; and more than a tile holds.
+#[test]
+fn any_number_of_heads_per_kv_head_is_bitwise_identical_to_training() {
+    for (group, head_dim, len) in [(7, 128, 90), (8, 64, 140), (13, 20, 50), (50, 16, 40), (97, 6, 18)] {
+        let case = Case::new((2 * group, 2, head_dim), &[len, 3]);
+        for isa in Isa::available() {
+            let ctx = Ctx::with_isa(2, isa).unwrap();
+            let what = format!("{isa:?}, {group} heads per kv head");
+            assert!(stepwise::<f32>(&ctx, &case, 1, 3) == expected::<f32>(&ctx, &case), "{what}");
+            assert!(stepwise::<Bf16>(&ctx, &case, 1, 3) == expected::<Bf16>(&ctx, &case), "{what} in bf16");
+        }
+    }
+}
+
+/// There is no room for the scores of all heads over so many keys.
+#[test]
+fn a_head_over_many_keys_is_bitwise_identical_alone_and_among_others() {
+    let (ctx, tokens, group, e) = (Ctx::serial(), 12_000, 7, 8);
+    let blocks: Vec<u32> = (0..tokens as u32 / 16).rev().collect();
+    let slots: Vec<u32> = blocks.iter().flat_map(|block| 16 * block..16 * (block + 1)).collect();
+    let (k, v, q) = (buf(1, tokens * e), buf(2, tokens * e), buf(3, group * e));
+    let attend = |heads: usize, q: &[f32]| {
+        let shape = AttentionShape { heads, kv_heads: 1, head_dim: e };
+        let mut cache = KvLayer::<f32>::new(blocks.len(), shape);
+        kv_write(&ctx, &mut cache, &k, &v, &slots);
+        let mut out = Buf::zeros(heads * e);
+        let row = CachedRow { blocks: &blocks, len: tokens - 5 };
+        attention_cached(&ctx, &mut out, &Buf::from_slice(q), &cache, &[row]);
+        bits(&out)
+    };
+    let all = attend(group, q.as_slice());
+    for (head, got) in all.chunks(e).enumerate() {
+        assert!(got == attend(1, &q.as_slice()[head * e..][..e]), "head {head}");
     }
 }
 
