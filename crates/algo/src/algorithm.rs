@@ -1,6 +1,6 @@
 use crate::{
-    AdvantageSpec, AlgorithmSettings, CriticSpec, EntropyControl, Filters, KlControl, Method, Overlong,
-    PolicyLoss, Preference, PrmSpec, Proximal, Recombination, RewardModelSpec, Scope,
+    AdvantageSpec, AlgorithmSettings, CriticSpec, Distillation, EntropyControl, Filters, KlControl, Method,
+    Overlong, PolicyLoss, Preference, PrmSpec, Proximal, Recombination, RewardModelSpec, Scope,
 };
 
 /// A method with all its settings resolved: the algorithm of a stage. Created by [`Algorithm::resolve`].
@@ -18,6 +18,8 @@ pub struct Algorithm {
     pub preference: Option<Preference>,
     /// The reward model that is trained instead of a policy.
     pub reward_model: Option<RewardModelSpec>,
+    /// The loss of a method that learns from a teacher.
+    pub distillation: Option<Distillation>,
     /// Source of the `old` log-probabilities.
     pub proximal: Proximal,
     /// Controller of the weight of the KL in the reward; `None` for a fixed weight.
@@ -70,9 +72,9 @@ impl Algorithm {
         self.advantage.and_then(|advantage| advantage.estimator.recombination())
     }
 
-    /// True if the algorithm learns from rollouts, not from demonstrations.
+    /// True if the algorithm learns from rollouts, not from demonstrations alone.
     pub fn needs_rollouts(&self) -> bool {
-        !self.method.is_supervised()
+        self.method.samples(&self.settings)
     }
 
     /// True if the best and the worst sample of each group are trained on as a preference pair.

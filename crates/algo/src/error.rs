@@ -34,6 +34,12 @@ pub enum Score {
     Outcome,
     /// Margin of a preference.
     Margin,
+    /// Divergence of the student from its teacher.
+    Divergence,
+    /// The student's log-probability of a candidate.
+    CandidateLogprob,
+    /// The teacher's log-probability of a candidate.
+    TeacherLogprob,
     /// A coefficient that the loss returns.
     Coefficient,
 }
@@ -56,6 +62,9 @@ impl Score {
             Self::Return => "return",
             Self::Outcome => "outcome",
             Self::Margin => "margin",
+            Self::Divergence => "divergence from the teacher",
+            Self::CandidateLogprob => "candidate log-probability",
+            Self::TeacherLogprob => "teacher log-probability",
             Self::Coefficient => "loss coefficient",
         }
     }

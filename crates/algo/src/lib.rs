@@ -26,6 +26,7 @@ mod aggregate;
 mod algorithm;
 mod control;
 mod difficulty;
+mod distillation;
 mod error;
 mod exact_sum;
 mod filter;
@@ -59,6 +60,8 @@ pub use aggregate::{Aggregation, GlobalCounts};
 pub use algorithm::Algorithm;
 pub use control::{AlgorithmState, EntropyControl, KlControl};
 pub use difficulty::DifficultyFilter;
+pub use distillation::kinds as distillations;
+pub use distillation::{Distillation, DistillationKind, DistillationSettings, VocabularyDivergence};
 pub use error::{AlgoError, Score, Unread};
 pub use exact_sum::ExactSum;
 pub use filter::{FilterReason, Filters, MaskReason};
@@ -67,10 +70,10 @@ pub use learned::{CriticSpec, PrmSpec, RewardModelSpec};
 pub use loss::kinds as losses;
 pub use loss::kinds::*;
 pub use loss::{
-    Correction, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics, LossSettings,
-    LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, RewardLoss, Scope, StepLabel, Surrogate,
-    TokenScores, ValueLoss, interpolation, policy_loss, preference_loss, preference_step, reward_loss,
-    step_loss, value_loss,
+    Correction, DistillationLoss, GivenLoss, ImportanceWeight, LossBatch, LossGrad, LossKind, LossMetrics,
+    LossSettings, LossTerms, Mismatch, PolicyLoss, PreferenceLoss, Rejection, RewardLoss, Scope, StepLabel,
+    Surrogate, TeacherTop, TokenScores, ValueLoss, distillation_loss, interpolation, policy_loss,
+    preference_loss, preference_step, reward_loss, step_loss, value_loss,
 };
 pub use message::MessageError;
 pub use method::DataKind;

@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr};
 
-use crate::{AlgoError, Method};
+use crate::{AlgoError, AlgorithmSettings, Method};
 
 /// Kind of the data that a method learns from instead of sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,6 +34,7 @@ impl Method {
             (Self::RewardModel, _) => Some(DataKind::Pairs),
             (Self::Prm, _) => Some(DataKind::Steps),
             (_, None) => Some(DataKind::Demonstrations),
+            (_, Some(preset)) if preset.distillation.is_some() => Some(DataKind::Demonstrations),
             // Groups are sampled.
             (_, Some(preset)) if preset.group_size.is_some() => None,
             (_, Some(preset)) => preset.preference?.kind.map(|kind| kind.defaults().data()),
@@ -45,9 +46,17 @@ impl Method {
         matches!(self, Self::RewardModel | Self::Prm)
     }
 
-    /// True if the method learns from given completions, without sampling or rewards.
+    /// True if the method learns from given completions, without sampling or rewards. A distillation may sample as well.
     pub fn is_supervised(self) -> bool {
         self.data().is_some()
+    }
+
+    /// True if the method samples completions with these settings.
+    pub fn samples(self, settings: &AlgorithmSettings) -> bool {
+        match self.settings().and_then(|preset| preset.distillation) {
+            Some(_) => settings.distillation.is_some_and(|distillation| distillation.samples()),
+            None => !self.is_supervised(),
+        }
     }
 }
 

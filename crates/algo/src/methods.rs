@@ -7,7 +7,8 @@ use crate::settings::choices::choices;
 use crate::{
     AdvantageKind as A,
     Aggregation::{self, ConstantLength, SequenceMean, SequenceSum, TokenMean},
-    AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, FilterSettings,
+    AlgorithmSettings, Backbone, CorrectionLevel, CorrectionSettings, CriticSettings, DistillationKind as D,
+    FilterSettings,
     KlEstimator::{self, K1, K2, K3},
     KlPlacement::{self, Loss, Reward},
     KlSettings, Level, LossKind as L, LossSettings, OverlongSettings, PreferenceKind as P, Proximal,
@@ -52,6 +53,8 @@ methods! {
     }),
     /// Reward model of steps, from labelled steps.
     Prm = "prm" => Some(AlgorithmSettings::default()),
+    /// Distillation of a teacher's distribution at every token.
+    Distill = "distill" => distillation(D::ForwardKl),
     /// Direct preference optimisation.
     Dpo = "dpo" => preference(P::Dpo),
     /// DPO with smoothed labels.
@@ -199,6 +202,12 @@ fn preset(advantage: A, loss: L, aggregation: Aggregation) -> Option<AlgorithmSe
 #[expect(clippy::unnecessary_wraps, reason = "an entry of the table")]
 fn preference(kind: P) -> Option<AlgorithmSettings> {
     Some(AlgorithmSettings { preference: Some(kind.into()), ..AlgorithmSettings::default() })
+}
+
+/// A distillation with its default settings.
+#[expect(clippy::unnecessary_wraps, reason = "an entry of the table")]
+fn distillation(kind: D) -> Option<AlgorithmSettings> {
+    Some(AlgorithmSettings { distillation: Some(kind.into()), ..AlgorithmSettings::default() })
 }
 
 /// The plain policy gradient of tokens or of whole completions: one optimiser step per batch.

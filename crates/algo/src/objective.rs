@@ -6,9 +6,9 @@ use rloom_core::{RandomKey, RandomStream};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AlgoError, EmbeddingNoise, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch, PolicyLoss,
-    PreferenceLoss, RewardLoss, Scope, StepLabel, TokenScores, ValueLoss, policy_loss, preference_loss,
-    preference_step, reward_loss, step_loss, value_loss,
+    AlgoError, DistillationLoss, EmbeddingNoise, GivenLoss, GlobalCounts, LossBatch, LossGrad, Mismatch,
+    PolicyLoss, PreferenceLoss, RewardLoss, Scope, StepLabel, TeacherTop, TokenScores, ValueLoss,
+    distillation_loss, policy_loss, preference_loss, preference_step, reward_loss, step_loss, value_loss,
 };
 
 /// Inputs of a loss for one micro-batch, without the scores. The owned form of [`LossBatch`].
@@ -46,6 +46,9 @@ pub struct LossInputs {
     /// Labelled steps of each row.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Vec<StepLabel>>,
+    /// The teacher's log-probabilities of the batch's candidates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherTop>,
     /// Value and coefficients of a surrogate that is computed elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<GivenLoss>,
@@ -72,6 +75,7 @@ impl LossInputs {
             outcome: self.outcome.as_deref(),
             margin: self.margin.as_deref(),
             steps: &self.steps,
+            teacher: self.teacher.as_ref(),
             given: self.given.as_ref(),
             mismatch: self.mismatch,
         }
@@ -99,6 +103,8 @@ pub enum Objective {
     Value(ValueLoss),
     /// Trains a reward model; reads values.
     Reward(RewardLoss),
+    /// Trains a student; reads its divergences from a teacher, or log-probabilities of candidates.
+    Distillation(DistillationLoss),
 }
 
 impl Objective {
@@ -107,7 +113,7 @@ impl Objective {
         match self {
             Self::Policy(policy) => policy.loss.scope(),
             Self::Preference(loss) => loss.preference.scope(),
-            Self::Value(_) => Scope::Token,
+            Self::Value(_) | Self::Distillation(_) => Scope::Token,
             Self::Reward(RewardLoss::Pairs { .. }) => Scope::Pair,
             Self::Reward(RewardLoss::Steps { .. }) => Scope::Sequence,
         }
@@ -125,6 +131,7 @@ impl Objective {
             Self::Preference(loss) => preference_loss(loss, batch, scores, counts),
             Self::Value(value) => value_loss(value, batch, scores, counts),
             Self::Reward(loss) => reward_loss(loss, batch, scores, counts),
+            Self::Distillation(loss) => distillation_loss(loss, batch, scores, counts),
         }
     }
 
@@ -134,6 +141,8 @@ impl Objective {
         match self {
             Self::Policy(policy) => policy.loss.inert(batch),
             Self::Preference(_) | Self::Value(_) | Self::Reward(_) => batch.masked.to_vec(),
+            // Divergences are computed with the activations of the backward pass.
+            Self::Distillation(_) => Vec::new(),
         }
     }
 }
@@ -211,7 +220,7 @@ impl<'a> LossStep<'a> {
                 step_loss(&policy.loss, &batches, scores, &self.counts, &|position| draws.bits(position))
             }
             Objective::Preference(loss) => preference_step(loss, &self.batches(), scores, &self.counts),
-            Objective::Value(_) | Objective::Reward(_) => {
+            Objective::Value(_) | Objective::Reward(_) | Objective::Distillation(_) => {
                 scores.iter().enumerate().map(|(i, s)| self.evaluate(i, s)).collect()
             }
         }

@@ -48,6 +48,9 @@ impl Method {
             if key == "preference" {
                 keys.extend(of_kind(preset.settings.preference, &[]));
             }
+            if key == "distillation" {
+                keys.extend(of_kind(preset.settings.distillation, &[]));
+            }
         }
         Ok(keys)
     }
@@ -105,6 +108,7 @@ fn sample() -> AlgorithmSettings {
         whiten: Some(true),
         loss: None,
         preference: None,
+        distillation: None,
         ratio_to: Some(RatioTo::Behavior),
         proximal: Some(Proximal::Recompute),
         loss_aggregation: Some(Aggregation::TokenMean),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{AdvantageKind, KlEstimator, LossKind, PreferenceKind, Text};
+use crate::{AdvantageKind, DistillationKind, KlEstimator, LossKind, PreferenceKind, Text};
 
 /// An invalid value or combination of settings.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -170,6 +170,8 @@ pub enum UnreadReason {
     Supervised,
     /// The preference loss has no such setting.
     NotOfPreference(PreferenceKind),
+    /// The divergence has no such setting.
+    NotOfDistillation(DistillationKind),
     /// The loss has no such setting.
     NotOfLoss(LossKind),
     /// The advantage has no such setting.
@@ -194,6 +196,7 @@ impl fmt::Display for UnreadReason {
                 f.write_str("it learns from given completions: nothing is sampled, compared or clipped")
             }
             Self::NotOfPreference(kind) => not_of(f, "preference", kind.name(), crate::Kind::keys(*kind)),
+            Self::NotOfDistillation(kind) => not_of(f, "distillation", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfLoss(kind) => not_of(f, "loss", kind.name(), crate::Kind::keys(*kind)),
             Self::NotOfAdvantage(kind) => not_of(f, "advantage", kind.name(), crate::Kind::keys(*kind)),
             Self::IgnoredByLoss(kind) => {

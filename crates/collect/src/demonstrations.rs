@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::{Demonstration, Episode, Group, MARGIN, PREFERENCE, RewardComponent, Rewards, Role, Ticket};
-use rloom_data::{Cursor, Dataset};
+use rloom_core::{
+    Demonstration, Episode, Group, MARGIN, PREFERENCE, Purpose, RandomKey, RewardComponent, Rewards, Role,
+    Task, Ticket,
+};
+use rloom_data::{Cursor, Dataset, RowRules};
 use rloom_env::{Environment, read_row};
 use rloom_text::Tokenizer;
 
@@ -18,6 +21,13 @@ pub struct DemonstrationSource {
     pub dataset: Dataset,
     /// Order of the tasks.
     pub cursor: Cursor,
+    /// Reader of the rows.
+    pub reader: DemonstrationReader,
+}
+
+/// Turns rows into episodes.
+#[derive(Debug, Clone)]
+pub struct DemonstrationReader {
     /// Tokenizer of the policy.
     pub tokenizer: Arc<Tokenizer>,
     /// Environment in which the demonstrations are replayed.
@@ -41,9 +51,42 @@ impl DemonstrationSource {
 
     async fn demonstration(&self, ticket: Ticket, index: u64) -> Result<Group, CollectError> {
         let task = self.dataset.get(index)?;
+        let episodes = self.reader.episodes(ticket, &task, self.dataset.rules(index)).await?;
+        Ok(Group { ticket, task, episodes })
+    }
+}
+
+/// The demonstrations among the groups of a stage that also samples.
+#[derive(Debug, Clone)]
+pub struct SomeDemonstrations {
+    /// Reader of the rows.
+    pub reader: DemonstrationReader,
+    /// Share of the groups that are sampled.
+    pub sampled_share: f64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Index of the stage.
+    pub stage: u32,
+}
+
+impl SomeDemonstrations {
+    /// True if the group of a ticket is the demonstration of its row. A function of the seed, the stage and the ticket alone.
+    pub fn includes(&self, ticket: Ticket) -> bool {
+        let key = RandomKey::new(self.seed, self.stage, Purpose::Distillation, ticket.0);
+        key.stream().uniform(0) >= self.sampled_share
+    }
+}
+
+impl DemonstrationReader {
+    /// The episodes of a row.
+    pub(crate) async fn episodes(
+        &self,
+        ticket: Ticket,
+        task: &Task,
+        rules: RowRules,
+    ) -> Result<Vec<Episode>, CollectError> {
         let environment = self.environment.as_ref();
-        let rules = self.dataset.rules(index);
-        let read = read_row(environment, &task, &self.tokenizer, rules, self.context, ticket);
+        let read = read_row(environment, task, &self.tokenizer, rules, self.context, ticket);
         let episodes = tokio::time::timeout(self.timeout, read).await.map_err(|_| {
             CollectError::EnvironmentTimeout {
                 environment: environment.name().to_owned(),
@@ -54,8 +97,7 @@ impl DemonstrationSource {
             let rewards = task.demonstration.as_ref().map_or_else(Rewards::default, |of| rewards(of, sample));
             Episode { role: Role::Train, segments, rewards }
         });
-        let episodes = with_rewards.collect();
-        Ok(Group { ticket, task, episodes })
+        Ok(with_rewards.collect())
     }
 }
 

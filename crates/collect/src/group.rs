@@ -11,6 +11,7 @@ use rloom_engine::{RolloutEngine, SamplingSettings};
 use rloom_store::journal::PartialEpisode;
 
 use crate::concurrency::join_all;
+use crate::demonstrations::SomeDemonstrations;
 use crate::episode::{EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner};
 use crate::outcome::add_overlong_penalty;
 use crate::{CollectError, GroupFailure};
@@ -71,6 +72,8 @@ pub struct GroupSettings {
     pub sampling: SamplingSettings,
     /// Gives requests of older groups priority; otherwise requests are served in order of arrival.
     pub oldest_first: bool,
+    /// Groups that are demonstrations instead of being sampled.
+    pub demonstrations: Option<SomeDemonstrations>,
 }
 
 /// End of a sample's episode.
@@ -137,6 +140,16 @@ impl<E: RolloutEngine + 'static> GroupRunner<E> {
         mut progress: GroupProgress,
         report: &(dyn Fn(GroupUpdate) + Sync),
     ) -> Result<bool, GroupFailure> {
+        if let Some(some) = self.settings.demonstrations.as_ref().filter(|some| some.includes(ticket)) {
+            let read = some.reader.episodes(ticket, task, self.dataset.rules(task.index)).await;
+            let episodes = read.map_err(|error| GroupFailure::new(task.index, &error))?;
+            for (sample, episode) in
+                (0..).zip(episodes).filter(|(sample, _)| !progress.done.contains_key(sample))
+            {
+                report(GroupUpdate::Episode { sample, episode, reward_time: Duration::ZERO });
+            }
+            return Ok(true);
+        }
         let GroupSettings { group_size, sampling, .. } = &self.settings;
         let greedy = SamplingSettings { temperature: 0.0, ..sampling.clone() };
         let missing = (0..self.episodes_per_group()).filter(|sample| !progress.done.contains_key(sample));

@@ -32,7 +32,7 @@ mod waits;
 
 pub use agent_policies::{AgentPolicies, Opponents};
 pub use bounded::BoundedEngine;
-pub use demonstrations::DemonstrationSource;
+pub use demonstrations::{DemonstrationReader, DemonstrationSource, SomeDemonstrations};
 pub use domain_metrics::domain_metrics;
 pub use episode::{
     EpisodeCounters, EpisodeOutcome, EpisodeRequest, EpisodeRunner, EpisodeSettings, ScoredEpisode,

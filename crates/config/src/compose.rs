@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use rloom_algo::{AdvantageKind, Kind, LossKind, PreferenceKind};
+use rloom_algo::{AdvantageKind, DistillationKind, Kind, LossKind, Method, PreferenceKind};
 use rloom_cluster::ClusterSettings;
 use rloom_core::field_names;
 use rloom_data::DataSettings;
@@ -29,6 +29,7 @@ use crate::problem::{Code, Problem};
 use crate::renamed::RENAMED;
 use crate::section::{Section, empty};
 use crate::settings::RunSettings;
+use crate::teacher::TeacherSettings;
 use crate::validation::ValidationSettings;
 
 /// Tables that describe one of several alternatives.
@@ -38,6 +39,7 @@ pub(crate) const CHOICES: &[Choice] = &[
     choice("environment"),
     choice("loss"),
     choice("advantage"),
+    choice("distillation"),
     Choice {
         keys: &["backend"],
         by_value: &["backend"],
@@ -114,7 +116,7 @@ pub(crate) struct RolloutDraft {
 pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Problem>) -> Option<Draft> {
     let whole = Origin { source: sources.first(), start: 0, end: 0 };
     let trainer = [field_names::<OptimizerSettings>(), field_names::<TrainSettings>()].concat();
-    let sections: [(&str, &[&str]); 19] = [
+    let sections: [(&str, &[&str]); 21] = [
         ("run", field_names::<RunSettings>()),
         ("model.new", field_names::<NewModel>()),
         ("tokenizer", field_names::<TokenizerKeys>()),
@@ -132,6 +134,8 @@ pub(crate) fn compose(root: &Table, sources: &Sources, problems: &mut Vec<Proble
         ("stage.algorithm.advantage", AdvantageKind::all_keys().names()),
         ("stage.algorithm.loss", LossKind::all_keys().names()),
         ("stage.algorithm.preference", PreferenceKind::all_keys().names()),
+        ("stage.algorithm.distillation", DistillationKind::all_keys().names()),
+        ("stage.teacher", field_names::<TeacherSettings>()),
         ("data", field_names::<DataSettings>()),
         ("environment", field_names::<EnvironmentSettings>()),
     ];
@@ -220,15 +224,22 @@ impl Composer<'_> {
         let environment = self.section("environment", &[stage], stage.origin);
         let (optimizer, trainer) = self.trainer(stage);
         let keys = keys?;
-        let has_validation = keys.method.is_supervised()
-            && !keys.method.trains_reward_model()
-            && !self.layers("validation", &[stage]).is_empty();
+        // Held-out rows have no samples.
+        let samples = keys.method.samples(&keys.algorithm);
+        let has_validation =
+            !samples && !keys.method.trains_reward_model() && !self.layers("validation", &[stage]).is_empty();
         let validation = has_validation.then(|| self.section("validation", &[stage], stage.origin));
-        let rollout = if keys.method.is_supervised() {
+        let rollout = if !samples {
             None
         } else {
             let sampling = self.section("sampling", &[stage], stage.origin);
-            let reward = self.section("reward", &[stage], stage.origin);
+            let has_reward = self.root.get("reward").is_some() || stage.table.get("reward").is_some();
+            let reward = if keys.method == Method::Distill && !has_reward {
+                let (node, path) = (empty(stage.origin), format!("{}.reward", stage.path));
+                Some(Section { value: RewardSettings::none(), node, layers: Vec::new(), path })
+            } else {
+                self.section("reward", &[stage], stage.origin)
+            };
             let engine = self.section("rollout", &[stage], stage.origin);
             let schedule = self.section("schedule", &[stage], stage.origin);
             let domains = self.section("domains", &[stage], stage.origin);

@@ -20,6 +20,7 @@ use crate::domains::DomainSettings;
 use crate::policies::PolicySettings;
 use crate::schema::{TrainerTable, method_schema};
 use crate::settings::{EvalSet, RunSettings};
+use crate::teacher::TeacherSettings;
 use crate::validation::ValidationSettings;
 
 /// A table whose content is read elsewhere.
@@ -212,6 +213,9 @@ pub(crate) struct StageKeys {
     /// Overrides of the method's settings. Defaults depend on the method: see its page in `docs/algorithms`.
     #[serde(default)]
     pub(crate) algorithm: AlgorithmSettings,
+    /// Teacher of a distillation; in other methods the model that `algorithm.kl` is measured to, instead of the weights that
+    /// the stage starts from.
+    pub(crate) teacher: Option<TeacherSettings>,
     /// Overrides of `[data]` in this stage.
     #[schemars(with = "Option<DataSettings>")]
     data: Option<Subtable>,

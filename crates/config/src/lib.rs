@@ -38,6 +38,7 @@ mod schema;
 mod secret;
 mod section;
 mod settings;
+mod teacher;
 mod validation;
 mod warnings;
 
@@ -51,5 +52,6 @@ pub use schema::schema;
 pub use settings::{
     Config, EvalSet, EvalSettings, ModelSource, Resume, RunSettings, Stage, StageRollout, Start,
 };
+pub use teacher::TeacherSettings;
 pub use validation::ValidationSettings;
 pub use warnings::Warning;

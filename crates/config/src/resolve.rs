@@ -66,6 +66,9 @@ impl Config {
         {
             set("allow_truncated_sampling", true.into());
         }
+        if let Some(teacher) = &stage.teacher {
+            set("teacher", Value::Table(table(teacher)));
+        }
         set("data", Value::Table(table(&stage.data)));
         set("environment", Value::Table(table(&stage.environment)));
         if let Some(rollout) = &stage.rollout {

@@ -139,6 +139,7 @@ impl SettingChange {
                 "groups in the checkpoint were generated and scored with it"
             }
             "trainer" => "the optimizer state of the checkpoint depends on it",
+            "teacher" => "the batches of the run were compared with it",
             "name" | "method" | "from" => "the checkpoint belongs to the stages of the run",
             _ => "the groups and the state of the scheduler in the checkpoint depend on it",
         })

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::domains::DomainSettings;
 use crate::keep_rollouts::KeepRollouts;
 use crate::policies::PolicySettings;
+use crate::teacher::TeacherSettings;
 use crate::validation::ValidationSettings;
 
 /// All settings of a run. [`Config::to_toml`] writes them; reading that text again gives an equal value.
@@ -225,6 +226,8 @@ pub struct Stage {
     pub data: DataSettings,
     /// Environment of the episodes and of the demonstrations.
     pub environment: EnvironmentSettings,
+    /// The teacher of a distillation, or the model that a KL is measured to instead of the start of the stage.
+    pub teacher: Option<TeacherSettings>,
     /// Settings of sampling and scoring; `None` in supervised stages.
     pub rollout: Option<StageRollout>,
     /// Loss on held-out rows; `None` for none.

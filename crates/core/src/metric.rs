@@ -80,6 +80,10 @@ metrics! {
     MEAN_REWARD = "mean_reward", "";
     /// Largest reward of a batch by the reward model.
     MAX_REWARD = "max_reward", "";
+    /// Mean divergence of the student from its teacher over the tokens trained on.
+    TEACHER_DIVERGENCE = "teacher/divergence", "nats/token";
+    /// Fraction of the trained completions that the student sampled; the others are demonstrations.
+    TEACHER_ON_POLICY = "teacher/on_policy", "fraction";
     /// Mean reward of an agent of its own, in environments with several. The agent's name follows.
     AGENT_REWARD_PREFIX = prefix "agent_reward/", "";
     /// Mean over episodes of a number that the environment reports. The name follows.

@@ -36,6 +36,8 @@ pub enum Purpose {
     Reuse = 11,
     /// Noise on the embeddings of trained tokens.
     EmbeddingNoise = 12,
+    /// Completions of a distillation that are demonstrations.
+    Distillation = 13,
     /// Dropout in training, keyed by (optimizer step, sample) with the token's position.
     Dropout = 20,
 }

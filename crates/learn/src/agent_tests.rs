@@ -54,6 +54,7 @@ fn trainer(algorithm: &Algorithm) -> BatchTrainer {
         reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
+        has_teacher: false,
         main: None,
     }
 }

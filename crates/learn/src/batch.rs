@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use rloom_algo::{
-    Advantages, Algorithm, AlgorithmState, DataKind, EmbeddingNoise, GlobalCounts, ImplicitReward,
-    LossInputs, LossMetrics, LossStep, Mismatch, Objective, PolicyLoss, PolicyObjective, PreferenceLoss,
-    Surrogate,
+    Advantages, Algorithm, AlgorithmState, DataKind, Distillation, DistillationLoss, EmbeddingNoise,
+    GlobalCounts, ImplicitReward, LossInputs, LossMetrics, LossStep, Mismatch, Objective, PolicyLoss,
+    PolicyObjective, PreferenceLoss, Surrogate, TeacherTop,
 };
 use rloom_collect::OutcomeRule;
 use rloom_core::{Group, PolicyId, PolicyVersion, Purpose, RandomKey, Role, metric};
@@ -48,6 +48,8 @@ pub struct BatchTrainer {
     pub outcome: OutcomeRule,
     /// Weight of the environment's step rewards in the reward.
     pub step_reward_weight: f64,
+    /// True if a KL is measured to a teacher instead of the policy at the start of the stage.
+    pub has_teacher: bool,
     /// The main policy of a run with several: it is trained on the segments that it has sampled, and each of
     /// [`Models::further`] on its own. Segments of other policies, which are frozen, carry no loss. `None`: all segments are
     /// those of the only policy.
@@ -192,6 +194,9 @@ impl BatchTrainer {
             report.metrics.extend(measured.of_policy(&policy.name));
         }
         report.add_token_counts();
+        if self.algorithm.distillation.is_some() {
+            report.metrics.insert(metric::TEACHER_ON_POLICY.into(), sampled_share(&all));
+        }
         if let Some(advantages) = &advantages {
             report.state = report.state.after_batch(&self.algorithm, advantages);
         }
@@ -438,19 +443,28 @@ impl BatchTrainer {
         if self.algorithm.entropy_control.is_some() {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
-        let objective = if let Some(spec) = self.algorithm.reward_model {
-            Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known))
-        } else {
-            let batch = (minibatch.members, minibatch.packed);
-            let reference = &minibatch.known.reference;
-            self.objective(engine, loss, batch, reference, &mut report.state, draws)?
+        let objective = match (self.algorithm.reward_model, self.algorithm.distillation) {
+            (Some(spec), _) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
+            (None, Some(distillation)) => {
+                let aggregation = self.algorithm.loss.aggregation;
+                Objective::Distillation(DistillationLoss { distillation, aggregation })
+            }
+            (None, None) => {
+                let batch = (minibatch.members, minibatch.packed);
+                let reference = &minibatch.known.reference;
+                self.objective(engine, loss, batch, reference, &mut report.state, draws)?
+            }
         };
-        let inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
+        let mut inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
+        let mut packed = Cow::Borrowed(minibatch.packed);
+        if let Some(distillation) = self.algorithm.distillation {
+            add_top(engine, &distillation, &mut packed, &mut inputs)?;
+        }
         let step = LossStep {
             noise: self.noise(report.optimizer_steps),
             ..LossStep::new(objective, minibatch.counts, &inputs)
         };
-        let accumulated = engine.accumulate(minibatch.packed, &step)?;
+        let accumulated = engine.accumulate(&packed, &step)?;
         let metrics = accumulated.terms.finish(&step.counts)?;
         report.count(&accumulated);
         let taken = engine.step(&OptimStep { learning_rate })?;
@@ -458,6 +472,28 @@ impl BatchTrainer {
         measured.grad_norm.push(taken.grad_norm);
         Ok(metrics)
     }
+}
+
+/// Adds the teacher's most probable tokens to the batches of a distillation that compares these alone.
+fn add_top<E: TrainEngine>(
+    engine: &mut E,
+    distillation: &Distillation,
+    packed: &mut Cow<'_, [PackedBatch]>,
+    inputs: &mut Cow<'_, [LossInputs]>,
+) -> Result<(), TrainError> {
+    let Some(k) = distillation.top_k() else { return Ok(()) };
+    let found = engine.teacher_top(packed, k, distillation.temperature())?;
+    for ((batch, inputs), top) in packed.to_mut().iter_mut().zip(inputs.to_mut()).zip(found) {
+        inputs.teacher = Some(TeacherTop { k: top.candidates.k(), logprob: top.logprob });
+        *batch = std::mem::take(batch).with_candidates(top.candidates)?;
+    }
+    Ok(())
+}
+
+/// Fraction of the trajectories that the policy has sampled.
+fn sampled_share(members: &[Member<'_>]) -> f64 {
+    let sampled = members.iter().filter(|m| !m.trajectory.versions.is_empty()).count();
+    sampled as f64 / members.len().max(1) as f64
 }
 
 fn function_failed(error: impl miette::Diagnostic + Send + Sync + 'static) -> TrainError {

@@ -217,6 +217,7 @@ pub(crate) fn trainer(method: Method, json: &str) -> BatchTrainer {
         reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
+        has_teacher: false,
         main: None,
     }
 }

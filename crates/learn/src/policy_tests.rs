@@ -40,6 +40,7 @@ fn train(method: Method, json: &str, models: &mut Models<Recorder>, groups: &[Gr
         reference: ReferenceUse::default(),
         outcome: OutcomeRule::default(),
         step_reward_weight: 1.0,
+        has_teacher: false,
         main: Some(PolicyId::MAIN),
     };
     let position = BatchPosition {

@@ -162,6 +162,7 @@ pub(crate) fn loss_inputs(
                 margin: (!known.margins.is_empty())
                     .then(|| own.iter().filter_map(|m| known.margins.get(m.place).copied()).collect()),
                 steps: own.iter().filter_map(|m| known.steps.get(m.place).cloned()).collect(),
+                teacher: None,
                 given: None,
                 mismatch,
             }

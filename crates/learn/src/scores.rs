@@ -125,12 +125,16 @@ impl BatchTrainer {
         Ok(known)
     }
 
-    /// Log-probabilities of the reference. That of the policy at the start of the stage has sampled its own.
+    /// Log-probabilities of the reference, or of a teacher in its place. The policy at the start of the stage has sampled its own.
     pub(crate) fn reference<E: TrainEngine>(
         &self,
         engine: &mut E,
         members: &[Member<'_>],
     ) -> Result<Vec<Vec<f32>>, TrainError> {
+        if self.has_teacher {
+            let packed = self.pack(members)?;
+            return Ok(split_scores(&packed, &engine.score(Which::Teacher, &packed)?).logprob);
+        }
         let score = |packed: &[PackedBatch]| engine.score(Which::Reference, packed);
         if self.reference.is_other || self.reference.scores.is_some() {
             return self.logprobs(members, |m| self.reference.known(m.trajectory), score);

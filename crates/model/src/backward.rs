@@ -13,8 +13,9 @@ use crate::adapter::{LayerGradients, Projection};
 use crate::buf_pool::PooledBuf;
 use crate::forward::{Activations, Forward, LayerActivations, SavedActivations};
 use crate::layer::Layer;
-use crate::packed::{PackedForm, PackedModel};
+use crate::packed::{ModelElement, PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
+use crate::teacher::Compared;
 use crate::tensors::LayerTensors;
 use crate::trained::TrainedSet;
 use crate::{BatchError, Gradients, LoraDropout, Model, ScoreGrads};
@@ -57,7 +58,7 @@ impl Model {
         }
     }
 
-    fn backward_in<E: Element>(
+    fn backward_in<E: ModelElement>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
@@ -67,7 +68,9 @@ impl Model {
         grads: &mut TrainedSet,
     ) -> Result<(), BatchError> {
         let Activations { mut layers, heads } = saved;
-        d_scores.check(self.config().output_heads, heads.rows.len(), batch.seq_starts.len() - 1)?;
+        let candidates = heads.compared.as_ref().map(Compared::candidates);
+        let (rows, segments) = (heads.rows.len(), batch.seq_starts.len() - 1);
+        d_scores.check(self.config().output_heads, candidates, rows, segments)?;
         if heads.rows.is_empty() && d_scores.d_last_value.is_empty() {
             return Ok(());
         }

@@ -58,6 +58,11 @@ pub struct Scores {
     pub value: Vec<f32>,
     /// Value after the last token of each segment, `[n]`, including the parent as prefix.
     pub last_value: Vec<f32>,
+    /// Divergence of the token's predicted distribution from the teacher's, in nats; empty unless the forward pass compares
+    /// them.
+    pub divergence: Vec<f32>,
+    /// Log-probabilities of candidates, in nats, `[S, k]`; empty unless the forward pass compares them.
+    pub candidate_logprob: Vec<f32>,
 }
 
 /// Derivatives of a loss with respect to the scores, one number per scored token. Lists of a head that the model does
@@ -72,6 +77,11 @@ pub struct ScoreGrads<'a> {
     pub d_value: &'a [f32],
     /// With respect to [`Scores::last_value`], one number per segment; or empty, which treats them as constants.
     pub d_last_value: &'a [f32],
+    /// With respect to [`Scores::divergence`]. After a forward pass with a comparison there are no derivatives with respect
+    /// to log-probability and entropy.
+    pub d_divergence: &'a [f32],
+    /// With respect to [`Scores::candidate_logprob`].
+    pub d_candidate_logprob: &'a [f32],
 }
 
 /// An invalid batch.
@@ -325,14 +335,30 @@ impl Candidates<'_> {
 }
 
 impl ScoreGrads<'_> {
-    pub(crate) fn check(&self, heads: OutputHeads, rows: usize, segments: usize) -> Result<(), BatchError> {
-        for (what, list, there) in [
-            ("d_logprob", self.d_logprob, heads.language()),
-            ("d_entropy", self.d_entropy, heads.language()),
-            ("d_value", self.d_value, heads.value()),
+    /// Derivatives of a comparison.
+    pub(crate) fn of_comparison(&self) -> &[f32] {
+        if self.d_divergence.is_empty() { self.d_candidate_logprob } else { self.d_divergence }
+    }
+
+    /// `candidates` is the number of candidates that the forward pass compared, 0 for a divergence, `None` without a
+    /// comparison.
+    pub(crate) fn check(
+        &self,
+        heads: OutputHeads,
+        candidates: Option<usize>,
+        rows: usize,
+        segments: usize,
+    ) -> Result<(), BatchError> {
+        let of_scores = usize::from(heads.language() && candidates.is_none());
+        for (what, list, each) in [
+            ("d_logprob", self.d_logprob, of_scores),
+            ("d_entropy", self.d_entropy, of_scores),
+            ("d_value", self.d_value, usize::from(heads.value())),
+            ("d_divergence", self.d_divergence, usize::from(candidates == Some(0))),
+            ("d_candidate_logprob", self.d_candidate_logprob, candidates.unwrap_or(0)),
         ] {
-            if there {
-                check_count(what, list, rows)?;
+            if each > 0 {
+                check_count(what, list, rows * each)?;
             } else if !list.is_empty() {
                 return Err(BatchError::NoHead { what });
             }

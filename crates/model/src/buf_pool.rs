@@ -233,7 +233,7 @@ mod tests {
         let (ctx, ids) = (Ctx::serial(), vec![3; tokens]);
         let batch = PackedTokens { tokens: &ids, seq_starts: &[0, tokens / 2, tokens], parents: &[] };
         let rows = ScoreRows { rows: &[1, 5], inv_temperature: &[1.0; 2] };
-        let by = ScoreGrads { d_logprob: &[1.0; 2], d_entropy: &[0.5; 2], d_value: &[], d_last_value: &[] };
+        let by = ScoreGrads { d_logprob: &[1.0; 2], d_entropy: &[0.5; 2], ..ScoreGrads::default() };
         let forward = model.forward(&ctx, &batch, &rows, checkpointing).unwrap();
         model.backward(&ctx, forward, &by, &mut Gradients::zeros(model)).unwrap();
     }

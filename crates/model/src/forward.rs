@@ -4,14 +4,16 @@
 //! the attention result and the feed-forward layer's `[gate | up]`. Normalised inputs and SwiGLU's product are cheap
 //! and always recomputed.
 
+use std::fmt;
+
 use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, Segments};
 
 use crate::buf_pool::PooledBuf;
 use crate::heads::HeadActivations;
-use crate::packed::{PackedForm, PackedModel};
+use crate::packed::{ModelElement, PackedForm, PackedModel};
 use crate::pass::{AttentionActivations, MlpActivations, Pass};
 use crate::{
-    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Dtype, LoraDropout, Model,
+    ActivationCheckpointing, BatchError, CandidateScores, Candidates, Comparison, Dtype, LoraDropout, Model,
     PackedTokens, ScoreRows, Scores,
 };
 
@@ -60,6 +62,27 @@ impl Forward {
 /// Adds noise to the embeddings of a batch, `[T, D]`.
 pub type Noise<'a> = dyn Fn(&mut [f32]) + 'a;
 
+/// Options of a forward pass for training.
+#[derive(Default)]
+pub struct Extras<'a> {
+    /// Dropout of an adapter's inputs.
+    pub dropout: Option<LoraDropout>,
+    /// Noise on the embeddings, which the backward pass takes for constant.
+    pub noise: Option<&'a Noise<'a>>,
+    /// Numbers that are added to the scores, and that the backward pass starts from.
+    pub comparison: Option<Comparison<'a>>,
+}
+
+impl fmt::Debug for Extras<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extras")
+            .field("dropout", &self.dropout)
+            .field("noise", &self.noise.is_some())
+            .field("comparison", &self.comparison)
+            .finish()
+    }
+}
+
 impl SavedActivations {
     pub(crate) fn dtype(&self) -> Dtype {
         match self {
@@ -74,7 +97,7 @@ impl SavedActivations {
 pub(crate) struct CheckedBatch<'a> {
     pub(crate) batch: &'a PackedTokens<'a>,
     /// Position of each token, `[T]`.
-    positions: &'a [u32],
+    pub(crate) positions: &'a [u32],
     pub(crate) rows: &'a ScoreRows<'a>,
     /// Row that predicts each scored token, `[S]`.
     pub(crate) predictors: &'a [u32],
@@ -151,19 +174,17 @@ impl Model {
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Forward, BatchError> {
-        self.forward_with(ctx, batch, rows, checkpointing, None, None)
+        self.forward_with(ctx, batch, rows, checkpointing, Extras::default())
     }
 
-    /// As [`forward`](Self::forward), with dropout of an adapter's inputs, and with `noise` added to the embeddings: it gets them as
-    /// `[T, D]`. The backward pass takes the noise for constant.
+    /// As [`forward`](Self::forward), with dropout, noise or a comparison.
     pub fn forward_with(
         &self,
         ctx: &Ctx,
         batch: &PackedTokens<'_>,
         rows: &ScoreRows<'_>,
         checkpointing: ActivationCheckpointing,
-        dropout: Option<LoraDropout>,
-        noise: Option<&Noise<'_>>,
+        Extras { dropout, noise, comparison }: Extras<'_>,
     ) -> Result<Forward, BatchError> {
         batch.check(self.config())?;
         let predictors = rows.check(batch)?;
@@ -175,13 +196,14 @@ impl Model {
             predictors: &predictors,
             dropout: dropout.as_ref(),
         };
+        let extras = (noise, comparison);
         let (saved, scores) = match self.packed(ctx) {
             PackedForm::F32(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+                let (saved, scores) = self.run_saving(ctx, packed, checked, checkpointing, extras)?;
                 (SavedActivations::F32(saved), scores)
             }
             PackedForm::Bf16(packed) => {
-                let (saved, scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+                let (saved, scores) = self.run_saving(ctx, packed, checked, checkpointing, extras)?;
                 (SavedActivations::Bf16(saved), scores)
             }
         };
@@ -227,6 +249,25 @@ impl Model {
         Ok(logits.as_slice().to_vec())
     }
 
+    /// Computes the scores, the activations for the backward pass and a comparison, if there is one. A teacher computes first,
+    /// while there are no activations in memory.
+    fn run_saving<E: ModelElement>(
+        &self,
+        ctx: &Ctx,
+        packed: PackedModel<'_, E>,
+        checked: CheckedBatch<'_>,
+        checkpointing: ActivationCheckpointing,
+        (noise, comparison): (Option<&Noise<'_>>, Option<Comparison<'_>>),
+    ) -> Result<(Activations<E>, Scores), BatchError> {
+        let prepared = comparison.map(|comparison| self.prepare(ctx, comparison, checked)).transpose()?;
+        let (mut saved, mut scores) = self.run(ctx, packed, checked, Some(checkpointing), noise);
+        if let Some((prepared, student)) = prepared.zip(saved.heads.language_rows(packed)) {
+            let compared = prepared.compare(ctx, student, checked.predictors.len(), &mut scores);
+            saved.heads.compared = Some(compared);
+        }
+        Ok((saved, scores))
+    }
+
     /// Computes the scores and the activations for the backward pass; layer activations as selected by `keep`, none if
     /// `None`.
     fn run<E: Element>(
@@ -245,7 +286,7 @@ impl Model {
     }
 
     /// Computes the residual stream after the last layer, `[T, D]`; appends the layers' activations to `keep` if given.
-    fn run_layers<E: Element>(
+    pub(crate) fn run_layers<E: Element>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,

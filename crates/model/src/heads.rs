@@ -3,13 +3,16 @@
 //! A scored token is predicted, and its prefix is valued, by the previous row of its sequence. A segment's last value
 //! is computed at its last token.
 
-use rloom_ops::{self as ops, Buf, Ctx, Element, HeadLowRank, HeadScores, LowRank, LowRankInput, Weight};
+use rloom_ops::{
+    self as ops, Buf, Ctx, Element, HeadLowRank, HeadRows, HeadScores, LowRank, LowRankInput, Weight,
+};
 
 use crate::adapter::{Factors, PackedFactors};
 use crate::buf_pool::PooledBuf;
 use crate::dropout::HeadDropout;
 use crate::forward::CheckedBatch;
-use crate::packed::PackedModel;
+use crate::packed::{ModelElement, PackedModel};
+use crate::teacher::Compared;
 use crate::tensors::TensorSet;
 use crate::trained::TrainedSet;
 use crate::{BatchError, CandidateScores, Candidates, Model, PackedTokens, ScoreGrads, Scores};
@@ -34,6 +37,16 @@ pub(crate) struct HeadActivations<E: Element> {
     last: Option<NormedRows<E>>,
     /// `None` in a critic.
     language: Option<LanguageActivations>,
+    /// `None` without a comparison.
+    pub(crate) compared: Option<Compared<E>>,
+}
+
+impl<E: Element> HeadActivations<E> {
+    /// The language head and its input; `None` in a critic.
+    pub(crate) fn language_rows<'a>(&'a self, packed: PackedModel<'a, E>) -> Option<HeadRows<'a, E>> {
+        let language = self.language.as_ref()?;
+        Some(HeadRows { h_td: &self.stream.normed, w: masked(packed.head()?, language.dropout.as_ref()) })
+    }
 }
 
 /// Activations of the language head for the backward pass.
@@ -92,7 +105,8 @@ impl Model {
             }
         });
         let last = self.add_values(ctx, packed, batch, stream, &scored, &mut scores);
-        (HeadActivations { rows: predictors.to_vec(), stream: scored, last, language }, scores)
+        let rows = predictors.to_vec();
+        (HeadActivations { rows, stream: scored, last, language, compared: None }, scores)
     }
 
     /// Computes the scores of the rows and of the candidates in one pass over the language head.
@@ -161,7 +175,7 @@ impl Model {
     /// Converts the derivatives with respect to the scores to the one with respect to the residual stream before the
     /// final norm, in `dx` (`[T, D]`, overwritten). The lists of `d_scores` have one entry per scored token, or none if
     /// there is no such head.
-    pub(crate) fn heads_backward<E: Element>(
+    pub(crate) fn heads_backward<E: ModelElement>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
@@ -171,12 +185,10 @@ impl Model {
         d_scores: &ScoreGrads<'_>,
         grads: &mut TrainedSet,
     ) {
-        let HeadActivations { rows, stream, last, language } = heads;
-        let (s, d) = (rows.len(), self.config().hidden_size);
+        let (s, d) = (heads.rows.len(), self.config().hidden_size);
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
-        if let Some(language) = &language {
-            self.language_backward(ctx, packed, language, &stream.normed, &mut d_normed, d_scores, grads);
-        }
+        self.language_backward(ctx, packed, &heads, &mut d_normed, d_scores, grads);
+        let HeadActivations { rows, stream, last, language, .. } = heads;
         // The weights of an adapter's base are frozen.
         let mut grads = match grads {
             TrainedSet::Full(set) => Some(set),
@@ -249,20 +261,19 @@ impl Model {
         d_rows
     }
 
-    /// Backward pass of the language head: overwrites `d_normed`, adds the gradient of the table or of the adapter's factors.
-    fn language_backward<E: Element>(
+    /// Backward pass of the language head, if there is one: overwrites `d_normed`, adds the gradient of the table or of the
+    /// adapter's factors.
+    fn language_backward<E: ModelElement>(
         &self,
         ctx: &Ctx,
         packed: PackedModel<'_, E>,
-        language: &LanguageActivations,
-        normed: &Buf<E>,
+        heads: &HeadActivations<E>,
         d_normed: &mut Buf,
         d_scores: &ScoreGrads<'_>,
         grads: &mut TrainedSet,
     ) {
-        let Some(head) = packed.head() else { return };
+        let Some((language, head)) = heads.language.as_ref().zip(heads.language_rows(packed)) else { return };
         let dropout = language.dropout.as_ref().map(HeadDropout::mask);
-        let head = masked(head, language.dropout.as_ref());
         let (s, d) = (language.targets.len(), self.config().hidden_size);
         // A tied head accumulates into the embedding's gradient.
         let (d_table, mut d_factors) = match grads {
@@ -277,30 +288,36 @@ impl Model {
             du_tr: du,
             db_vr: &mut grads.b,
         });
-        ops::head_backward(
-            ctx,
-            d_normed,
-            d_table,
-            normed,
-            s,
-            self.base().head_table(),
-            head,
-            &language.targets,
-            &language.inv_temperature,
-            &language.scores,
-            d_scores.d_logprob,
-            d_scores.d_entropy,
-            low_rank,
-        );
+        let table = self.base().head_table();
+        if let Some(compared) = &heads.compared {
+            let d = d_scores.of_comparison();
+            compared.backward(ctx, d_normed, d_table, head, table, s, d, low_rank);
+        } else {
+            ops::head_backward(
+                ctx,
+                d_normed,
+                d_table,
+                head.h_td,
+                s,
+                table,
+                head.w,
+                &language.targets,
+                &language.inv_temperature,
+                &language.scores,
+                d_scores.d_logprob,
+                d_scores.d_entropy,
+                low_rank,
+            );
+        }
         if let Some((((factors, _), du), grads)) = factors.zip(du.as_ref()).zip(d_factors) {
             let r = factors.rows();
             let mut input: Option<PooledBuf<E>> = None;
             if let Some(dropout) = &dropout {
                 let buf = input.insert(self.buf_pool().take(s, d));
-                buf.as_mut_slice().copy_from_slice(normed.as_slice());
+                buf.as_mut_slice().copy_from_slice(head.h_td.as_slice());
                 dropout.mask_all(ctx, buf, d);
             }
-            let input = input.as_deref().unwrap_or(normed);
+            let input = input.as_deref().unwrap_or(head.h_td);
             ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, input, s, r, d);
             let input = LowRankInput { du, a: &factors.a, dropout };
             ops::low_rank_backward_x::<E>(ctx, d_normed, input, [s, d, r]);

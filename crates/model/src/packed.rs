@@ -91,6 +91,24 @@ pub(crate) enum PackedForm<'a> {
     Bf16(PackedModel<'a, Bf16>),
 }
 
+/// An element in which a model computes.
+pub(crate) trait ModelElement: Element {
+    /// The packed form of a model that computes in it.
+    fn packed(form: PackedForm<'_>) -> Option<PackedModel<'_, Self>>;
+}
+
+impl ModelElement for f32 {
+    fn packed(form: PackedForm<'_>) -> Option<PackedModel<'_, Self>> {
+        if let PackedForm::F32(model) = form { Some(model) } else { None }
+    }
+}
+
+impl ModelElement for Bf16 {
+    fn packed(form: PackedForm<'_>) -> Option<PackedModel<'_, Self>> {
+        if let PackedForm::Bf16(model) = form { Some(model) } else { None }
+    }
+}
+
 impl<E: Element> PackedSet<E> {
     fn new(ctx: &Ctx, base: &Base) -> Self {
         let c = &base.config;

@@ -75,6 +75,8 @@ pub(crate) struct HeadInput<'a, E: Element> {
     pub(crate) w: &'a Packed<E>,
     /// The low-rank addition to the head.
     pub(crate) addition: Option<Addition<'a, E>>,
+    /// Columns of the logits that are read: the vocabulary, or its beginning.
+    pub(crate) columns: usize,
 }
 
 impl<E: Element> HeadInput<'_, E> {
@@ -143,13 +145,13 @@ pub fn head_candidates<'w, E: Element>(
     check("h_td", h_td, rows * w.k());
     check_targets(rows, w.n(), k, candidates, inv_temperature);
     w.with_product(ctx, h_td, rows, |addition| {
-        let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition };
+        let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition, columns: w.n() };
         scores(ctx, &input, rows, k, candidates, inv_temperature)
     })
 }
 
 /// Scores of k candidates per row.
-fn scores<E: Element>(
+pub(crate) fn scores<E: Element>(
     ctx: &Ctx,
     input: &HeadInput<'_, E>,
     rows: usize,
@@ -157,7 +159,7 @@ fn scores<E: Element>(
     candidates: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
-    let v = input.w.n();
+    let v = input.columns;
     let (blocks, tiles) = (v.div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
     let mut stats = vec![Block::default(); rows * blocks];
     let mut candidate_logits = vec![0.0; rows * k];
@@ -253,6 +255,12 @@ pub struct HeadLowRank<'a> {
     pub db_vr: &'a mut Buf,
 }
 
+/// Derivatives of a loss with respect to the logits of a head.
+pub(crate) trait LogitGrad: Sync {
+    /// Replaces the logits of some rows and of the columns of block `b` by the derivatives with respect to them.
+    fn tile(&self, ctx: &Ctx, logits: &mut [f32], rows: Range<usize>, b: usize);
+}
+
 /// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
 /// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). The logits are recomputed. `scores` is the result
 /// of `head_forward`, `w` the packed form of `w_vd`. A low-rank addition to `w` needs `low_rank`; the part of `dh_td` that comes
@@ -275,51 +283,101 @@ pub fn head_backward<'w, E: Element>(
     d_entropy: &[f32],
     low_rank: Option<HeadLowRank<'_>>,
 ) {
+    let lengths = [scores.entropy.len(), d_entropy.len()];
+    assert!(lengths == [rows; 2], "entropies and derivatives of {lengths:?} rows for {rows} rows");
+    let grad = ScoreGrad { k: 1, targets, inv_temperature, scores, d_logprob, d_entropy: Some(d_entropy) };
     let w = w.into();
-    w.check();
-    let (v, d) = (w.n(), w.k());
-    check("dh_td", dh_td, rows * d);
-    let (dw_vd, w_vd) = (dw_vd.into(), w_vd.into());
-    if let Some(dw) = &dw_vd {
-        check("dw_vd", dw, v * d);
-    }
-    check("h_td", h_td, rows * d);
-    w_vd.check("w_vd", v * d);
-    check_targets(rows, v, 1, targets, inv_temperature);
-    let lengths = [scores.lse.len(), scores.entropy.len(), d_logprob.len(), d_entropy.len()];
-    assert!(lengths == [rows; 4], "scores and derivatives of {lengths:?} rows for {rows} rows");
-    let r = w.low_rank.map_or(0, |low_rank| low_rank.a.n());
-    assert!(low_rank.is_some() == (r > 0), "derivatives for an addition of rank {r}");
-    if let Some(HeadLowRank { scaled_b, du_tr, db_vr }) = &low_rank {
-        check("scaled_b", scaled_b, v * r);
-        check("du_tr", du_tr, rows * r);
-        check("db_vr", db_vr, v * r);
-    }
-    w.with_product(ctx, h_td, rows, |addition| {
-        let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition };
-        let scaled_b = low_rank.as_ref().map_or(&[][..], |low_rank| low_rank.scaled_b.as_slice());
-        let of = Backward { input, w_vd, scaled_b, targets, inv_temperature, scores, d_logprob, d_entropy };
-        let (du, db) = low_rank.map_or((&mut [][..], None), |low_rank| {
-            (low_rank.du_tr.as_mut_slice(), Some(low_rank.db_vr.as_mut_slice()))
+    let head = Head { h_td, rows, w_vd: w_vd.into(), w, columns: w.n() };
+    grad.backward(ctx, &head, dh_td, dw_vd.into(), low_rank);
+}
+
+/// Backward pass of [`head_candidates`], as [`head_backward`]: `candidates` and `d_logprob` are `[rows, k]`.
+///
+/// # Panics
+/// If a buffer or slice does not have the size of its shape, or a candidate is not below the vocabulary size.
+pub fn head_candidates_backward<'w, E: Element>(
+    ctx: &Ctx,
+    dh_td: &mut Buf,
+    dw_vd: impl Into<Option<&'w mut Buf>>,
+    h_td: &Buf<E>,
+    rows: usize,
+    w_vd: impl Into<Matrix<'w>>,
+    w: impl Into<Weight<'w, E>>,
+    k: usize,
+    candidates: &[u32],
+    inv_temperature: &[f32],
+    scores: &HeadScores,
+    d_logprob: &[f32],
+    low_rank: Option<HeadLowRank<'_>>,
+) {
+    let grad = ScoreGrad { k, targets: candidates, inv_temperature, scores, d_logprob, d_entropy: None };
+    let w = w.into();
+    let head = Head { h_td, rows, w_vd: w_vd.into(), w, columns: w.n() };
+    grad.backward(ctx, &head, dh_td, dw_vd.into(), low_rank);
+}
+
+/// A head and its input, for the backward pass.
+pub(crate) struct Head<'a, E: Element> {
+    /// `[rows, d]`
+    pub(crate) h_td: &'a Buf<E>,
+    pub(crate) rows: usize,
+    /// `[v, d]`
+    pub(crate) w_vd: Matrix<'a>,
+    /// The packed form of `w_vd`.
+    pub(crate) w: Weight<'a, E>,
+    /// As in [`HeadInput`].
+    pub(crate) columns: usize,
+}
+
+impl<E: Element> Head<'_, E> {
+    /// Computes `dh_td` (overwritten), `dw_vd` (accumulated, rows ascending) and the derivatives of a low-rank addition from
+    /// the derivatives with respect to the logits.
+    pub(crate) fn backward(
+        &self,
+        ctx: &Ctx,
+        dh_td: &mut Buf,
+        dw_vd: Option<&mut Buf>,
+        low_rank: Option<HeadLowRank<'_>>,
+        grad: &impl LogitGrad,
+    ) {
+        let Self { h_td, rows, w_vd, w, columns } = *self;
+        w.check();
+        let (v, d) = (w.n(), w.k());
+        check("dh_td", dh_td, rows * d);
+        if let Some(dw) = &dw_vd {
+            check("dw_vd", dw, v * d);
+        }
+        check("h_td", h_td, rows * d);
+        w_vd.check("w_vd", v * d);
+        let r = w.low_rank.map_or(0, |low_rank| low_rank.a.n());
+        assert!(low_rank.is_some() == (r > 0), "derivatives for an addition of rank {r}");
+        if let Some(HeadLowRank { scaled_b, du_tr, db_vr }) = &low_rank {
+            check("scaled_b", scaled_b, v * r);
+            check("du_tr", du_tr, rows * r);
+            check("db_vr", db_vr, v * r);
+        }
+        w.with_product(ctx, h_td, rows, |addition| {
+            let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition, columns };
+            let scaled_b = low_rank.as_ref().map_or(&[][..], |low_rank| low_rank.scaled_b.as_slice());
+            let (du, db) = low_rank.map_or((&mut [][..], None), |low_rank| {
+                (low_rank.du_tr.as_mut_slice(), Some(low_rank.db_vr.as_mut_slice()))
+            });
+            let of = Backward { input, w_vd, scaled_b, grad };
+            of.run(ctx, [dh_td.as_mut_slice(), du], [dw_vd.map(Buf::as_mut_slice), db], rows);
         });
-        of.run(ctx, [dh_td.as_mut_slice(), du], [dw_vd.map(Buf::as_mut_slice), db], rows);
-    });
+    }
 }
 
 /// Inputs of the backward pass.
-struct Backward<'a, E: Element> {
+struct Backward<'a, E: Element, G> {
     input: HeadInput<'a, E>,
     w_vd: Matrix<'a>,
     /// `[v, r]`
     scaled_b: &'a [f32],
-    targets: &'a [u32],
-    inv_temperature: &'a [f32],
-    scores: &'a HeadScores,
-    d_logprob: &'a [f32],
-    d_entropy: &'a [f32],
+    grad: &'a G,
 }
 
-impl<E: Element> Backward<'_, E> {
+impl<E: Element, G: LogitGrad> Backward<'_, E, G> {
     fn rank(&self) -> usize {
         self.input.addition.as_ref().map_or(0, Addition::rank)
     }
@@ -332,7 +390,7 @@ impl<E: Element> Backward<'_, E> {
         [mut dw, mut db]: [Option<&mut [f32]>; 2],
         rows: usize,
     ) {
-        let (v, d, r) = (self.input.w.n(), self.input.w.k(), self.rank());
+        let (v, d, r) = (self.input.columns, self.input.w.k(), self.rank());
         let (dh, du) = (Disjoint::new(dh), Disjoint::new(du));
         let chunk = if v * d <= SMALL { CHUNK_ROWS_SMALL } else { CHUNK_ROWS };
         ctx.with_scratch_in(rows.min(chunk) * BLOCK.min(v), |d_logits: &mut Buf<E>| {
@@ -392,13 +450,12 @@ impl<E: Element> Backward<'_, E> {
     /// their contribution to `dh` and `du`, which block 0 initialises.
     fn rows(&self, ctx: &Ctx, d_logits: &mut [E], [dh, du]: [&mut [f32]; 2], rows: Range<usize>, b: usize) {
         let (d, r) = (self.input.w.k(), self.rank());
-        let columns = block_columns(b, self.input.w.n());
+        let columns = block_columns(b, self.input.columns);
         let width = columns.len();
         ctx.with_scratch(rows.len() * width, |logits| {
             self.input.tile(ctx, logits.as_mut_slice(), rows.clone(), columns.clone());
-            let lines = logits.as_mut_slice().chunks_exact_mut(width).zip(d_logits.chunks_exact_mut(width));
-            for (t, (line, to)) in rows.clone().zip(lines) {
-                self.d_logits(ctx, line, t, b);
+            self.grad.tile(ctx, logits.as_mut_slice(), rows.clone(), b);
+            for (line, to) in logits.as_slice().chunks_exact(width).zip(d_logits.chunks_exact_mut(width)) {
                 narrow(ctx.level(), to, line);
             }
         });
@@ -420,20 +477,62 @@ impl<E: Element> Backward<'_, E> {
             add(du, Numbers::F32(&self.scaled_b[columns.start * r..columns.end * r]), r);
         }
     }
+}
+
+/// Derivatives of a function of the scores; k targets per row.
+struct ScoreGrad<'a> {
+    k: usize,
+    targets: &'a [u32],
+    inv_temperature: &'a [f32],
+    scores: &'a HeadScores,
+    d_logprob: &'a [f32],
+    /// `None` for 0.
+    d_entropy: Option<&'a [f32]>,
+}
+
+impl LogitGrad for ScoreGrad<'_> {
+    fn tile(&self, ctx: &Ctx, logits: &mut [f32], rows: Range<usize>, b: usize) {
+        let width = logits.len() / rows.len();
+        for (t, line) in rows.zip(logits.chunks_exact_mut(width)) {
+            self.d_logits(ctx, line, t, b);
+        }
+    }
+}
+
+impl ScoreGrad<'_> {
+    fn backward<E: Element>(
+        &self,
+        ctx: &Ctx,
+        head: &Head<'_, E>,
+        dh_td: &mut Buf,
+        dw_vd: Option<&mut Buf>,
+        low_rank: Option<HeadLowRank<'_>>,
+    ) {
+        let (rows, k) = (head.rows, self.k);
+        check_targets(rows, head.w.n(), k, self.targets, self.inv_temperature);
+        let lengths = [self.scores.lse.len() * k, self.d_logprob.len()];
+        assert!(lengths == [rows * k; 2], "scores and derivatives of {lengths:?} targets for {rows} rows");
+        head.backward(ctx, dh_td, dw_vd, low_rank, self);
+    }
 
     /// Computes the derivatives with respect to one row's logits of block `b`, written over them.
     fn d_logits(&self, ctx: &Ctx, logits: &mut [f32], t: usize, b: usize) {
+        let own = t * self.k..(t + 1) * self.k;
+        let d_logprob = &self.d_logprob[own.clone()];
         let row = RowGrad {
             inv_temperature: self.inv_temperature[t],
             lse: self.scores.lse[t],
             entropy: self.scores.entropy[t],
-            d_logprob: self.d_logprob[t],
-            d_entropy: self.d_entropy[t],
+            // A sum that starts at 0 would change the sign of a single negative zero.
+            d_logprob: d_logprob.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
+            d_entropy: self.d_entropy.map_or(0.0, |d| d[t]),
         };
         d_logits(ctx.level(), logits, row);
-        let target = (self.targets[t] as usize).checked_sub(b * BLOCK);
-        if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
-            *x = row.d_logprob.mul_add(row.inv_temperature, *x);
+        for (&target, d_logprob) in self.targets[own].iter().zip(d_logprob) {
+            let target = (target as usize).checked_sub(b * BLOCK);
+            if let Some(x) = target.and_then(|j| logits.get_mut(j)) {
+                *x = d_logprob.mul_add(row.inv_temperature, *x);
+            }
         }
     }
 }

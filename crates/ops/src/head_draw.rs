@@ -96,7 +96,7 @@ pub fn head_draw<'w, E: Element>(
         return;
     }
     w.with_product(ctx, h_rd, rows, |addition| {
-        let input = HeadInput { h: h_rd.as_slice(), w: w.packed, addition };
+        let input = HeadInput { h: h_rd.as_slice(), w: w.packed, addition, columns: w.n() };
         serve(ctx, out, &input, requests);
     });
 }

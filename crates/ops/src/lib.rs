@@ -61,6 +61,7 @@ mod gemm_prefetch;
 mod gemm_tile;
 mod gemm_widened;
 mod head;
+mod head_divergence;
 mod head_draw;
 mod isa;
 mod lanes;
@@ -100,7 +101,13 @@ pub use element::Element;
 pub use embedding::{add_rows, embedding, embedding_backward, gather_rows, scatter_rows};
 pub use error::OpsError;
 pub use half::bf16 as Bf16;
-pub use head::{HeadLowRank, HeadScores, head_backward, head_candidates, head_forward, head_logits};
+pub use head::{
+    HeadLowRank, HeadScores, head_backward, head_candidates, head_candidates_backward, head_forward,
+    head_logits,
+};
+pub use head_divergence::{
+    Divergence, DivergenceScores, HeadRows, head_divergence, head_divergence_backward,
+};
 pub use head_draw::{HeadOutput, HeadRequest, HeadResult, head_draw};
 pub use isa::{Isa, Order};
 pub use linear::{bias_backward, linear, linear_backward_input, linear_backward_weight, linear_residual};

@@ -17,6 +17,7 @@ mod pool;
 mod process;
 mod server;
 mod sglang;
+mod teacher;
 mod vllm;
 
 pub use environment::{
@@ -34,3 +35,4 @@ pub use pool::{Localized, ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use process::{CommandOfPort, ServerHost, ServerMirrors, ServerProcess};
 pub use rloom_cluster::gpus;
 pub use server::Server;
+pub use teacher::{EndpointTeacher, TeacherError};

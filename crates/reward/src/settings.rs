@@ -85,8 +85,13 @@ pub struct ComponentSettings {
 impl RewardSettings {
     /// One component with weight 1.
     pub fn single(kind: Kind) -> Self {
+        Self { components: vec![kind.into()], ..Self::none() }
+    }
+
+    /// No component, for a stage that samples without a reward.
+    pub fn none() -> Self {
         Self {
-            components: vec![kind.into()],
+            components: Vec::new(),
             outcome: None,
             retries: default_retries(),
             on_error: OnError::Fatal,

@@ -8,7 +8,7 @@ use rloom_env::EnvironmentSettings;
 use rloom_function::absolute_function;
 use rloom_reward::RewardSettings;
 
-use crate::{RunError, policies};
+use crate::{RunError, policies, teacher};
 
 /// Makes the paths of data files, functions and a local model independent of the working directory.
 pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError> {
@@ -44,6 +44,7 @@ pub(crate) fn with_absolute_paths(mut config: Config) -> Result<Config, RunError
     policies::sources(&mut config).for_each(make_absolute);
     let references = config.stages.iter_mut().filter_map(|stage| stage.trainer.reference.as_mut());
     references.for_each(ReferenceSettings::make_absolute);
+    teacher::sources(&mut config).for_each(make_absolute);
     Ok(config)
 }
 

@@ -510,6 +510,27 @@ pub enum RunError {
         /// The difference.
         what: String,
     },
+    /// A teacher behind an endpoint.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Teacher(#[from] rloom_remote::TeacherError),
+    /// A teacher whose distributions are over other tokens than those of the student.
+    #[error("stage `{stage}` cannot learn from the teacher {model}: {what}")]
+    #[diagnostic(help(
+        "a student is compared with its teacher token by token: choose a teacher with the tokenizer of the run's model, or \
+         train on completions that it has written (method `sft`)"
+    ))]
+    OtherTeacher {
+        /// The stage.
+        stage: String,
+        /// The teacher.
+        model: String,
+        /// The difference.
+        what: String,
+    },
+    /// Engines that do not compare a policy with a teacher.
+    #[error("these engines do not compare a policy with a teacher; the embedded train engine does")]
+    NoTeacherEngine,
     /// Engines without further policies.
     #[error(
         "these engines have one policy; a further one with a model of its own needs those of this program"

@@ -29,6 +29,7 @@ pub mod reward_test;
 mod runtime;
 mod stage_setup;
 mod start;
+mod teacher;
 mod train;
 mod win_rate;
 
@@ -44,6 +45,7 @@ pub use replay::{Difference, Replay, Verdict, replay, replay_on};
 pub use resume::{ResumeOptions, fork, resume};
 pub use rloom_stage::{StageError, StopFlag};
 pub use stage_setup::{EpisodeHook, RunInputs};
+pub use teacher::StageTeacher;
 pub use train::{Summary, train, train_on};
 pub use win_rate::WinRate;
 

@@ -4,7 +4,7 @@ use rloom_config::{Config, EvalSettings, ModelSource};
 use rloom_data::Split;
 use rloom_hub::Hub;
 
-use crate::{RunError, numeric_path, policies};
+use crate::{RunError, numeric_path, policies, teacher};
 
 /// The configuration with commits in place of branches and tags, and with this processor's numeric path, so that a resumed
 /// run reads the same files and computes in the same order.
@@ -17,6 +17,9 @@ pub(crate) fn pin(config: &Config, hub: &Hub) -> Result<Config, RunError> {
         *source = hub.pin_model(source)?;
     }
     for source in policies::references(&mut config) {
+        *source = hub.pin_model(source)?;
+    }
+    for source in teacher::sources(&mut config) {
         *source = hub.pin_model(source)?;
     }
     let stages = config.stages.iter_mut().map(|stage| &mut stage.data);
@@ -33,6 +36,7 @@ pub(crate) fn download(config: &Config, hub: &Hub) -> Result<(), RunError> {
         hub.model(source)?;
     }
     policies::download(config, hub)?;
+    teacher::download(config, hub)?;
     for stage in &config.stages {
         stage.data.download(Split::Train, hub)?;
         if stage.validation.is_some() {

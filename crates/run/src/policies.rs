@@ -15,7 +15,7 @@ use rloom_store::checkpoint::{CheckpointState, policy_folder};
 
 use crate::assembly::{EngineFactory, StageStart};
 use crate::stage_setup::RunInputs;
-use crate::{Policy, RunError};
+use crate::{Policy, RunError, teacher};
 
 /// The policies of a run besides the main one, in the order of their names.
 #[derive(Debug, Default)]
@@ -253,24 +253,13 @@ fn own_model(
         return Policy::initial(&other, &inputs.hub);
     }
     let policy = Policy::resolve(model, config.dtype, &inputs.hub)?;
-    let mismatch = |what| RunError::OtherTokens { policy: name.to_owned(), model: model.to_owned(), what };
-    if policy.vocabulary != inputs.vocabulary {
-        return Err(mismatch(format!(
-            "it has {} token ids, the run's model {}",
-            policy.vocabulary, inputs.vocabulary
-        )));
+    let sizes = [policy.vocabulary, inputs.vocabulary];
+    let rows = (sizes[0] != sizes[1])
+        .then(|| format!("it has {} token ids, the run's model {}", sizes[0], sizes[1]));
+    match rows.or_else(|| teacher::difference(&policy, inputs)) {
+        None => Ok(policy),
+        Some(what) => Err(RunError::OtherTokens { policy: name.to_owned(), model: model.to_owned(), what }),
     }
-    let differs = |id: &u32| policy.tokenizer.id_to_token(*id) != inputs.tokenizer.id_to_token(*id);
-    if let Some(id) = (0..inputs.vocabulary as u32).find(differs) {
-        return Err(mismatch(format!("token {id} is another one")));
-    }
-    if policy.context < inputs.context {
-        return Err(mismatch(format!(
-            "its context is {} tokens, that of the run's model {}",
-            policy.context, inputs.context
-        )));
-    }
-    Ok(policy)
 }
 
 /// The source of a policy's model, if it is a folder or on a hub.

@@ -78,6 +78,17 @@ pub(crate) fn row_kind(stage: &Stage) -> RowKind {
 /// A split of the data, and what is read from its rows.
 pub(crate) type SplitRows = (Split, RowKind);
 
+/// The rows of a stage. Of a stage that samples some completions and imitates others they are demonstrations.
+pub(crate) fn split_rows(stage: &Stage) -> SplitRows {
+    let is_mixed =
+        stage.algorithm.distillation.is_some_and(|distillation| distillation.on_policy_share() < 1.0);
+    if stage.rollout.is_some() && !is_mixed {
+        (Split::Train, RowKind::Prompts)
+    } else {
+        (Split::Demonstration, row_kind(stage))
+    }
+}
+
 /// The rows that remain of each data set of a run, for each environment that it is used in, and the files that were read.
 #[derive(Debug, Default)]
 pub(crate) struct KeptRows {
@@ -118,11 +129,7 @@ impl KeptRows {
 
     /// Drops the rows of files that neither stages from `next` on nor evaluation read.
     pub(crate) fn release(&self, config: &Config, next: usize) {
-        let of_stage = |stage: &'_ Stage| match stage.rollout {
-            Some(_) => RowKind::Prompts,
-            None => row_kind(stage),
-        };
-        let stages = config.stages.iter().skip(next).map(|stage| (&stage.data, of_stage(stage)));
+        let stages = config.stages.iter().skip(next).map(|stage| (&stage.data, split_rows(stage).1));
         let sets = config.eval.iter().flat_map(|eval| eval.sets.iter().map(|set| &set.data));
         let evaluated = config.eval.iter().map(|eval| &eval.data).chain(sets);
         let all = stages.chain(evaluated.map(|data| (data, RowKind::Prompts)));
@@ -154,13 +161,10 @@ impl<'c> DataUse<'c> {
         let of_source = |(name, data)| Self {
             name,
             data,
-            split: match rollout {
-                Some(_) => (Split::Train, RowKind::Prompts),
-                None => (Split::Demonstration, row_kind(stage)),
-            },
+            split: split_rows(stage),
             limit: u64::MAX,
             max_new_tokens: rollout.map(|rollout| rollout.sampling.max_new_tokens),
-            reward: rollout.map(|rollout| &rollout.reward),
+            reward: rollout.map(|rollout| &rollout.reward).filter(|reward| !reward.components.is_empty()),
             environment: &stage.environment,
         };
         let mut uses: Vec<Self> = named_sources(&stage.name, &stage.data).map(of_source).collect();
@@ -334,13 +338,7 @@ impl<'a> PromptCheck<'a> {
         if quotas.is_empty() && filters.is_empty() {
             return Ok(());
         }
-        let dataset = kept.open(
-            &stage.data,
-            (Split::Train, RowKind::Prompts),
-            &stage.environment,
-            self.seed,
-            self.hub,
-        )?;
+        let dataset = kept.open(&stage.data, split_rows(stage), &stage.environment, self.seed, self.hub)?;
         Cursor::over(&dataset, &quotas, stage.order, self.seed, index)?;
         let domains = dataset.domains();
         match filters.keys().find(|domain| !domains.contains_key(*domain)) {

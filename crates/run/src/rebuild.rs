@@ -11,10 +11,10 @@ use rloom_learn::{BatchPosition, BatchTrainer, Models};
 use rloom_store::checkpoint::{CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, verify};
 use serde::Serialize;
 
-use crate::RunError;
 use crate::assembly::{EngineFactory, StageStart};
 use crate::recorded::RecordedStage;
 use crate::stage_setup::{RunInputs, batch_trainer, optimizer_steps, start_of};
+use crate::{RunError, teacher};
 use rloom_stage::restore_models;
 
 /// Origin of the weights of a version.
@@ -77,7 +77,11 @@ impl<F: EngineFactory> Versions<'_, F> {
     }
 
     fn models(&self, start: StageStart) -> Result<Models<F::Train>, RunError> {
-        self.engines.models(self.stage, self.inputs.threads, start)
+        let mut models = self.engines.models(self.stage, self.inputs.threads, start)?;
+        if let Some(teacher) = teacher::open(self.config, self.stage, self.run, self.inputs)? {
+            self.engines.add_teacher(&mut models, teacher)?;
+        }
+        Ok(models)
     }
 
     /// Returns the weights of the `wanted` versions and their origins. Versions that are not available are retrained if

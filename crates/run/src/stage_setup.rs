@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_collect::{
-    AgentHost, AgentPolicies, BoundedEngine, DemonstrationSource, EpisodeRunner, EpisodeSettings, Evaluator,
-    GroupRunner, GroupSettings, OutcomeRule, RecordedSource,
+    AgentHost, AgentPolicies, BoundedEngine, DemonstrationReader, DemonstrationSource, EpisodeRunner,
+    EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule, RecordedSource, SomeDemonstrations,
 };
 use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
@@ -24,7 +24,7 @@ use rloom_telemetry::StageOutline;
 use rloom_text::Tokenizer;
 
 use crate::assembly::{AgentServers, EmbeddedJudges, FunctionHosts, eval_prefix};
-use crate::prompts::{KeptRows, PromptCheck, row_kind};
+use crate::prompts::{KeptRows, PromptCheck, row_kind, split_rows};
 use crate::{Policy, RunError};
 use rloom_stage::{GroupSource, StageDomains, StageValidation};
 
@@ -173,7 +173,8 @@ impl RunInputs {
             let group_size = stage.algorithm.group_size;
             let source =
                 RecordedSource::open(run, &stage.name, stage.steps, stage.groups_per_batch, group_size)?;
-            let dataset = open(Split::Train, RowKind::Prompts)?;
+            let (split, kind) = split_rows(stage);
+            let dataset = open(split, kind)?;
             return Ok((GroupSource::Recorded(source), cursor(&dataset)?, false));
         }
         let Some((rollout, engine)) = stage.rollout.as_ref().zip(engine) else {
@@ -181,9 +182,19 @@ impl RunInputs {
             let cursor = source.cursor.clone();
             return Ok((GroupSource::Demonstrations(source), cursor, false));
         };
-        let dataset = open(Split::Train, RowKind::Prompts)?;
+        let (split, kind) = split_rows(stage);
+        let dataset = open(split, kind)?;
         let cursor = cursor(&dataset)?;
         let timeout = Duration::from_secs_f64(rollout.engine.timeout_seconds());
+        let demonstrations = kind.is_offline().then(|| {
+            let sampled_share = stage.algorithm.distillation.map_or(1.0, |d| d.on_policy_share());
+            Ok::<_, RunError>(SomeDemonstrations {
+                reader: self.reader(index, stage, timeout)?,
+                sampled_share,
+                seed,
+                stage: index,
+            })
+        });
         let world = stage.environment.world(timeout, host_of("environment"))?;
         let episodes = self.episodes(
             engine,
@@ -203,6 +214,7 @@ impl RunInputs {
             completion_limit: completion_limit(stage, rollout),
             sampling: rollout.sampling.clone(),
             oldest_first: rollout.schedule.priority == Priority::Oldest,
+            demonstrations: demonstrations.transpose()?,
         };
         let several_domains = dataset.domains().len() > 1;
         let runner = GroupRunner::new(episodes, Arc::new(dataset), cursor.clone(), settings);
@@ -220,10 +232,17 @@ impl RunInputs {
         let kept = (split, row_kind(stage));
         let dataset = rows.open(&stage.data, kept, &stage.environment, self.seed, &self.hub)?;
         let timeout = Duration::from_secs_f64(RolloutEngineSettings::default().timeout_seconds());
-        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
         Ok(DemonstrationSource {
             cursor: Cursor::over(&dataset, &[], stage.order, self.seed, index)?,
             dataset,
+            reader: self.reader(index, stage, timeout)?,
+        })
+    }
+
+    /// The reader of the rows of a stage.
+    fn reader(&self, index: u32, stage: &Stage, timeout: Duration) -> Result<DemonstrationReader, RunError> {
+        let host = self.functions.as_ref().and_then(|hosts| hosts.of(index as usize, "environment"));
+        Ok(DemonstrationReader {
             tokenizer: self.tokenizer_of(&stage.data),
             environment: stage.environment.environment(timeout, host)?,
             context: self.context,
@@ -346,7 +365,9 @@ pub(crate) fn batch_trainer(
 ) -> Result<BatchTrainer, RunError> {
     let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
     let limit = stage.rollout.as_ref().map(|rollout| completion_limit(stage, rollout));
-    let reference = stage.trainer.reference.as_ref().filter(|_| stage.algorithm.needs_reference());
+    // A KL is measured to the teacher, if there is one.
+    let reads_reference = stage.algorithm.needs_reference() && stage.teacher.is_none();
+    let reference = stage.trainer.reference.as_ref().filter(|_| reads_reference);
     Ok(BatchTrainer {
         algorithm: stage.algorithm,
         functions: MethodFunctions::of(&stage.algorithm).map_err(MethodError::from)?,
@@ -367,6 +388,7 @@ pub(crate) fn batch_trainer(
             is_shaped: stage.algorithm.overlong.is_some(),
         },
         step_reward_weight: reward.and_then(RewardSettings::environment_weight).unwrap_or(0.0),
+        has_teacher: stage.teacher.is_some(),
         main: None,
     })
 }

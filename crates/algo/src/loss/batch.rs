@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LossTerms, StepLabel};
+use super::{LossTerms, StepLabel, TeacherTop};
 
 /// Scores of each policy token of a micro-batch from the training engine, flat over its rows.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -20,8 +20,11 @@ pub struct TokenScores {
     /// head.
     pub last_value: Vec<f32>,
     /// Log-probabilities of k requested token ids per scored position, position by position (`[S, k]`); empty if none
-    /// were requested. No loss reads them yet: they are for distillation.
+    /// were requested.
     pub candidate_logprob: Vec<f32>,
+    /// Divergence of the predicted distribution from the teacher's (nats); empty unless the loss is one over the whole
+    /// vocabulary.
+    pub divergence: Vec<f32>,
 }
 
 /// The trainer's log-probabilities that are compared with the sampler's. If both come from the same weights, the
@@ -71,6 +74,8 @@ pub struct LossBatch<'a> {
     pub margin: Option<&'a [f32]>,
     /// Per row: the labelled steps, for a process-reward model.
     pub steps: &'a [Vec<StepLabel>],
+    /// The teacher's log-probabilities of the batch's candidates.
+    pub teacher: Option<&'a TeacherTop>,
     /// Value and coefficients of a surrogate that is computed elsewhere ([`Python`](crate::losses::Python)).
     pub given: Option<&'a GivenLoss>,
     /// The log-probabilities that `behavior_logprob` is compared with.
@@ -108,6 +113,12 @@ pub struct LossGrad {
     /// By the value after the last token of each sequence; empty if none has a derivative.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub d_last_value: Vec<f32>,
+    /// By each divergence from the teacher; empty unless the scores have them. Then there are no derivatives by
+    /// log-probabilities and entropies.
+    pub d_divergence: Vec<f32>,
+    /// By each candidate's log-probability; empty unless the loss reads them. Then there are no derivatives by
+    /// log-probabilities and entropies.
+    pub d_candidate_logprob: Vec<f32>,
     /// Sums to merge over the micro-batches of the optimiser step.
     pub terms: LossTerms,
 }

@@ -177,6 +177,11 @@ impl<'a> Inputs<'a> {
         Ok(inputs)
     }
 
+    /// Inputs of a distillation.
+    pub(super) fn of_distillation(batch: &LossBatch<'a>, scores: &'a TokenScores) -> Result<Self, AlgoError> {
+        Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))
+    }
+
     /// Inputs of a separate critic's loss, without log-probabilities.
     pub(super) fn of_critic(
         spec: &ValueLoss,

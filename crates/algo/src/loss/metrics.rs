@@ -79,6 +79,8 @@ pub struct LossMetrics {
     pub mean_reward: Option<f64>,
     /// Largest reward.
     pub max_reward: Option<f64>,
+    /// Mean divergence from the teacher (nats per token).
+    pub teacher_divergence: Option<f64>,
     /// Fraction of masked sequences; `None` without a mask. Not a named metric: the masking code reports the reasons.
     pub masked_ratio: Option<f64>,
 }
@@ -115,6 +117,7 @@ impl LossMetrics {
             (metric::MIN_REWARD, self.min_reward),
             (metric::MEAN_REWARD, self.mean_reward),
             (metric::MAX_REWARD, self.max_reward),
+            (metric::TEACHER_DIVERGENCE, self.teacher_divergence),
             (metric::VALUE_LOSS, self.value_loss),
             (metric::VALUE_CLIP_RATIO, self.value_clip_ratio),
             (metric::VALUE_EXPLAINED_VARIANCE, self.explained_variance),
@@ -171,6 +174,7 @@ impl LossMetrics {
             min_reward: values(|m| m.min_reward).reduce(f64::min),
             mean_reward: mean(|m| m.mean_reward),
             max_reward: values(|m| m.max_reward).reduce(f64::max),
+            teacher_divergence: mean(|m| m.teacher_divergence),
             masked_ratio: mean(|m| m.masked_ratio),
         })
     }

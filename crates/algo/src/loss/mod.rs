@@ -9,6 +9,7 @@ mod clip_cov;
 mod correction;
 mod covariance;
 mod dft;
+mod distillation_loss;
 mod dppo;
 mod dppo_kl;
 mod dppo_tv;
@@ -43,6 +44,7 @@ mod vespo;
 
 pub use batch::{GivenLoss, LossBatch, LossGrad, Mismatch, TokenScores};
 pub use correction::{Correction, ImportanceWeight, Rejection};
+pub use distillation_loss::{DistillationLoss, TeacherTop, distillation_loss};
 pub use interpolation::interpolation;
 pub use kernel::Scope;
 pub(crate) use kernel::StaleWeight;

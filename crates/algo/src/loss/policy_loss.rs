@@ -99,6 +99,7 @@ pub(super) fn of_micro_batch(
         d_value: vec![0.0; scores.value.len()],
         d_last_value: Vec::new(),
         terms: LossTerms::of_policy(loss),
+        ..LossGrad::default()
     };
     if let Some(given) = inputs.given {
         grad.terms.add_surrogate(given.value);

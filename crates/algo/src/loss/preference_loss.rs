@@ -146,6 +146,7 @@ impl<'a> Rows<'a> {
             terms: LossTerms::of_preference(
                 loss.preference.anchor().filter(|anchor| anchor.is_log_ratio()).map(|_| loss.anchor),
             ),
+            ..LossGrad::default()
         };
         for (index, range) in self.inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
             let is_masked = self.inputs.is_masked(index);

@@ -39,6 +39,8 @@ pub struct LossTerms {
     preference: Option<PreferenceTerms>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reward: Option<RewardTerms>,
+    /// Divergences from the teacher; `None` without one.
+    divergence: Option<Mean>,
 }
 
 /// Sums over the weights of a correction.
@@ -233,6 +235,17 @@ impl LossTerms {
         }
     }
 
+    pub(super) fn of_distillation() -> Self {
+        Self { divergence: Some(Mean::default()), ..Self::default() }
+    }
+
+    /// Adds the divergence of a token from the teacher.
+    pub(super) fn observe_divergence(&mut self, divergence: f64) {
+        if let Some(mean) = &mut self.divergence {
+            mean.add(divergence);
+        }
+    }
+
     /// Adds a completion with its implicit reward and its summed log-probability.
     pub(super) fn observe_completion(&mut self, is_desirable: bool, reward: f64, logprob: f64) {
         let Some(terms) = &mut self.preference else { return };
@@ -380,6 +393,7 @@ impl LossTerms {
         merge_optional(&mut self.value, other.value.as_ref(), ValueTerms::merge);
         merge_optional(&mut self.preference, other.preference.as_ref(), PreferenceTerms::merge);
         merge_optional(&mut self.reward, other.reward.as_ref(), RewardTerms::merge);
+        merge_optional(&mut self.divergence, other.divergence.as_ref(), Mean::merge);
     }
 
     /// The loss of the micro-batches merged so far.
@@ -423,6 +437,7 @@ impl LossTerms {
             ratio_max: ratio.map(|r| r.high),
             mismatch_kl: self.mismatch_kl.value(),
             mismatch_max_abs: self.mismatch.given().map(|m| m.high),
+            teacher_divergence: self.divergence.as_ref().and_then(Mean::value),
             masked_ratio: self.masked.map(|masked| masked as f64 / self.sequences as f64),
             ..LossMetrics::default()
         };

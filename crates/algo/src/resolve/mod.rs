@@ -10,9 +10,9 @@ mod sampler;
 use reader::{Reader, at_least_one, checked, read, unread_reason};
 
 use crate::{
-    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Dft, Filters, KlEstimator,
-    KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo, RewardModelSpec, Sampler,
-    Sft, Surrogate,
+    Aggregation, AlgoError, Algorithm, AlgorithmSettings, Correction, CriticSpec, Dft, DistillationKind,
+    Filters, KlEstimator, KlPlacement, LossKind, Method, PolicyLoss, PreferenceKind, Proximal, RatioTo,
+    RewardModelSpec, Sampler, Sft, Surrogate,
     error::{Refusal, Unread},
     settings::function::check_name,
     settings::layer::Layer,
@@ -48,6 +48,7 @@ impl Algorithm {
         let algorithm = match method.settings() {
             None => supervised(method, settings)?,
             Some(preset) if method.trains_reward_model() => reward_model(method, &preset, settings)?,
+            Some(preset) if preset.distillation.is_some() => distillation(method, &preset, settings)?,
             Some(preset) if method.is_supervised() => preference(method, &preset, settings)?,
             Some(preset) if preset.preference.is_some() => pairs::sampled(method, &settings.over(preset))?,
             Some(preset) => {
@@ -117,6 +118,7 @@ fn given(method: Method, aggregation: Aggregation) -> Algorithm {
         loss: PolicyLoss::new(surrogate, aggregation),
         preference: None,
         reward_model: None,
+        distillation: None,
         proximal: Proximal::Sampler,
         kl_control: None,
         entropy_control: None,
@@ -179,6 +181,26 @@ fn reward_model(
     })
 }
 
+/// A method that learns from a teacher: one optimiser step per batch.
+fn distillation(
+    method: Method,
+    preset: &AlgorithmSettings,
+    settings: &AlgorithmSettings,
+) -> Result<Algorithm, AlgoError> {
+    let asked = settings.distillation.unwrap_or_default().over(preset.distillation.unwrap_or_default());
+    let distillation = asked.resolve(asked.kind.unwrap_or(DistillationKind::ForwardKl))?;
+    let aggregation = settings.loss_aggregation.unwrap_or(Aggregation::TokenMean);
+    Ok(Algorithm {
+        distillation: Some(distillation),
+        settings: AlgorithmSettings {
+            distillation: Some(distillation.settings()),
+            loss_aggregation: Some(aggregation),
+            ..AlgorithmSettings::default()
+        },
+        ..given(method, aggregation)
+    })
+}
+
 /// Resolves the settings part by part.
 fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Algorithm, AlgoError> {
     let mut reader = Reader { asked: *asked, record: AlgorithmSettings::default() };
@@ -217,6 +239,7 @@ fn build(method: Method, asked: &AlgorithmSettings, is_stale: bool) -> Result<Al
         },
         preference: None,
         reward_model: None,
+        distillation: None,
         proximal,
         kl_control: kl.control,
         entropy_control,

@@ -77,7 +77,10 @@ pub(super) fn unread_reason(key: &str, method: Method, read: &AlgorithmSettings)
     let of_preference = key.strip_prefix("preference.").and_then(|key| {
         of_kind(key, read.preference, UnreadReason::NotOfPreference, UnreadReason::NotOfPreference)
     });
-    if let Some(reason) = of_preference {
+    let of_distillation = key.strip_prefix("distillation.").and_then(|key| {
+        of_kind(key, read.distillation, UnreadReason::NotOfDistillation, UnreadReason::NotOfDistillation)
+    });
+    if let Some(reason) = of_preference.or(of_distillation) {
         return reason;
     }
     if key == "neftune_noise_alpha" {
@@ -123,6 +126,10 @@ fn because(key: &str, read: &AlgorithmSettings) -> &'static str {
             "only method = \"reward_model\" trains such a reward model"
         }
         key if key.starts_with("preference.") => "only methods that learn from preferences have such a loss",
+        "distillation" => "only method \"distill\" learns from the distribution of a teacher",
+        key if key.starts_with("distillation.") => {
+            "only method \"distill\" learns from the distribution of a teacher"
+        }
         "overlong.buffer" => "overlong.factor is 0",
         key if key.starts_with("entropy_control.") => "entropy_control.target is not set",
         "critic.backbone" => "the critic reads the texts of all agents, and a policy those of one",

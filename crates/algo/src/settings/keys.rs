@@ -8,6 +8,8 @@ use crate::WeightedLosses;
 pub enum KeyType {
     /// A number.
     Number,
+    /// A whole number.
+    Integer,
     /// `true` or `false`.
     Flag,
     /// One of these names.
@@ -81,6 +83,18 @@ impl Setting for f64 {
 
     fn write(self) -> Option<Value> {
         Some(Value::Number(self))
+    }
+}
+
+impl Setting for u64 {
+    const TYPE: KeyType = KeyType::Integer;
+
+    fn read(value: Value) -> Option<Self> {
+        if let Value::Integer(number) = value { Some(number) } else { None }
+    }
+
+    fn write(self) -> Option<Value> {
+        Some(Value::Integer(self))
     }
 }
 

@@ -285,6 +285,9 @@ fn key_schema(key: &KeyInfo, default: Option<Value>) -> Schema {
     // A key without a default may be left out.
     match key.value_type {
         KeyType::Number => json_schema!({ "type": "number", "description": key.doc, "default": default }),
+        KeyType::Integer => {
+            json_schema!({ "type": "integer", "minimum": 0, "description": key.doc, "default": default })
+        }
         KeyType::Flag => json_schema!({ "type": "boolean", "description": key.doc, "default": default }),
         KeyType::Name(names) => json_schema!({ "enum": names, "description": key.doc, "default": default }),
         KeyType::Text => json_schema!({ "type": "string", "description": key.doc, "default": default }),
@@ -346,6 +349,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         match self.0 {
             KeyType::Number => f64::deserialize(deserializer).map(Value::Number),
+            KeyType::Integer => u64::deserialize(deserializer).map(Value::Integer),
             KeyType::Flag => bool::deserialize(deserializer).map(Value::Flag),
             KeyType::Text => Text::deserialize(deserializer).map(Value::Text),
             KeyType::Losses => WeightedLosses::deserialize(deserializer).map(Value::Losses),

@@ -21,7 +21,10 @@ pub use text::Text;
 use serde::{Deserialize, Serialize};
 
 use self::layer::{Layer, plain};
-use crate::{AdvantageSettings, Aggregation, KlEstimator, KlPlacement, LossSettings, PreferenceSettings};
+use crate::{
+    AdvantageSettings, Aggregation, DistillationSettings, KlEstimator, KlPlacement, LossSettings,
+    PreferenceSettings,
+};
 
 plain!(Aggregation, |aggregation| Value::Name(aggregation.name()));
 plain!(KlEstimator, |estimator| Value::Name(estimator.name()));
@@ -76,6 +79,8 @@ overrides! {
         loss: LossSettings,
         /// Preference loss of the method: a table of its settings.
         preference: PreferenceSettings,
+        /// Divergence of the student from its teacher: a name, or a table of `kind` and its settings.
+        distillation: DistillationSettings,
         /// Policy in the denominator of the importance ratio: old or behavior.
         ratio_to: RatioTo,
         /// Source of the proximal policy's log-probabilities: sampler, recompute or log_linear.

@@ -6,6 +6,7 @@ mod advantages;
 mod agents;
 mod controls;
 mod differences;
+mod distillation;
 mod estimators;
 mod every_key;
 mod filters;

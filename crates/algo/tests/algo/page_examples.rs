@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, iter::repeat_n, ops::Range};
 
 use rloom_algo::{
-    Algorithm, AlgorithmSettings, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch, LossGrad, Method,
-    PreferenceLoss, RewardLoss, RewardModelSpec, RunningMoments, StepLabel, StepReward, TokenScores,
-    advantages, best_and_worst, preference_step, reward_loss, step_loss, value_loss,
+    Algorithm, AlgorithmSettings, DistillationLoss, EpisodeRewards, GlobalCounts, GroupRewards, LossBatch,
+    LossGrad, Method, PreferenceLoss, RewardLoss, RewardModelSpec, RunningMoments, StepLabel, StepReward,
+    TokenScores, advantages, best_and_worst, distillation_loss, preference_step, reward_loss, step_loss,
+    value_loss,
 };
 use rloom_core::Role;
 use serde::Deserialize;
@@ -64,12 +65,15 @@ struct Episode {
     margin: Option<f64>,
     prm: Vec<f64>,
     prm_reference: Vec<f64>,
+    /// From the teacher's distribution, over the whole vocabulary.
+    divergence: Vec<f64>,
     // Results.
     advantage: Vec<f64>,
     returns: Vec<f64>,
     d_logprob: Vec<f64>,
     d_value: Vec<f64>,
     d_last_value: Option<f64>,
+    d_divergence: Vec<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -218,12 +222,17 @@ fn run_losses(
     let scores = TokenScores {
         logprob: flat_f32(example, |e| &e.logprob),
         entropy: repeat_n(0.0, end).collect(),
+        divergence: flat_f32(example, |e| &e.divergence),
         ..TokenScores::default()
     };
     if let Some(preference) = algorithm.preference {
         let loss = PreferenceLoss { preference, anchor: example.anchor.unwrap_or_default() };
         let mut grads = preference_step(&loss, &[batch], &[scores], &counts).expect(name);
         return (grads.remove(0), counts, None);
+    }
+    if let Some(distillation) = algorithm.distillation {
+        let loss = DistillationLoss { distillation, aggregation: algorithm.loss.aggregation };
+        return (distillation_loss(&loss, &batch, &scores, &counts).expect(name), counts, None);
     }
     let mut grads = step_loss(&algorithm.loss, &[batch], &[scores], &counts, &|token| token).expect(name);
     let critic = algorithm.critic.map(|critic| {
@@ -301,6 +310,7 @@ fn examples_run() {
         let metrics = grad.terms.finish(&counts).expect(name);
         close(&format!("{name}: loss"), &[metrics.loss as f32], &[example.loss]);
         close(&format!("{name}: d_logprob"), &grad.d_logprob, &flat_f64(&example, |e| &e.d_logprob));
+        close(&format!("{name}: d_divergence"), &grad.d_divergence, &flat_f64(&example, |e| &e.d_divergence));
         let picked = example.picked.as_ref().map(|p| p.len() as f64 / counts.tokens as f64);
         assert_eq!(metrics.cov_picked_ratio, picked, "{name}: picked");
         let value_loss = critic.as_ref().map(|c| c.terms.loss() as f32);
@@ -339,24 +349,36 @@ struct Expect {
     value_loss: Option<f64>,
     d_value: Option<Vec<Vec<f64>>>,
     d_last_value: Option<Vec<f64>>,
+    d_divergence: Option<Vec<Vec<f64>>>,
     picked: Option<Vec<usize>>,
 }
 
 impl Golden {
     /// Converts to the form of a page; `limit` is the page's limit, if any.
     fn into_example(self, limit: Option<u64>) -> Example {
-        let Expect { advantage, returns, loss, d_logprob, value_loss, d_value, d_last_value, picked } =
-            self.expect;
+        let Expect {
+            advantage,
+            returns,
+            loss,
+            d_logprob,
+            value_loss,
+            d_value,
+            d_last_value,
+            d_divergence,
+            picked,
+        } = self.expect;
         let mut advantage = advantage.into_iter().flatten().flatten();
         let mut returns = returns.into_iter().flatten().flatten();
         let (mut d_logprob, mut d_value) = (d_logprob.into_iter(), d_value.into_iter().flatten());
         let mut d_last_value = d_last_value.into_iter().flatten();
+        let mut d_divergence = d_divergence.into_iter().flatten();
         let mut with_results = |e: Episode| Episode {
             advantage: advantage.next().unwrap_or_default(),
             returns: returns.next().unwrap_or_default(),
             d_logprob: d_logprob.next().unwrap(),
             d_value: d_value.next().unwrap_or_default(),
             d_last_value: d_last_value.next(),
+            d_divergence: d_divergence.next().unwrap_or_default(),
             ..e
         };
         let baselines: Vec<Option<f64>> = match self.baseline {

@@ -97,7 +97,9 @@ fn index_row(method: Method) -> String {
     let advantage =
         settings.advantage.and_then(|a| a.kind).map_or("none".to_owned(), |a| format!("`{}`", a.name()));
     let of_preference = settings.preference.and_then(|p| p.kind).map(rloom_algo::PreferenceKind::name);
-    let loss = settings.loss.and_then(|l| l.kind).map(rloom_algo::LossKind::name).or(of_preference);
+    let of_teacher = settings.distillation.and_then(|d| d.kind).map(rloom_algo::DistillationKind::name);
+    let loss = settings.loss.and_then(|l| l.kind).map(rloom_algo::LossKind::name);
+    let loss = loss.or(of_preference).or(of_teacher);
     let otherwise = match algorithm.reward_model {
         Some(RewardModelSpec::Sequence { .. }) => "preference likelihood",
         Some(RewardModelSpec::Process) => "cross-entropy",

@@ -303,7 +303,24 @@ def reward_models():
     return {name: whole(name) for name in made}
 
 
+def distilled():
+    """Forward KL at three tokens over a vocabulary of two, in two demonstrations."""
+
+    def forward_kl(p, q):
+        p, q = (torch.tensor(x, dtype=torch.float64) for x in (p, q))
+        return float((q * (q / p).log()).sum())
+
+    first = [forward_kl([0.5, 0.5], [0.25, 0.75]), forward_kl([0.1, 0.9], [0.1, 0.9])]
+    second = [forward_kl([0.8, 0.2], [0.5, 0.5])]
+    groups = [
+        [{"logprob": [-0.693147, -0.105361], "divergence": six(first)}],
+        [{"logprob": [-1.60944], "divergence": six(second)}],
+    ]
+    expect = {"loss": six(sum(first + second) / 3), "d_logprob": [[], []], "d_divergence": six([[1 / 3, 1 / 3], [1 / 3]])}
+    return {"distill": {"settings": {}, "completion_limit": LIMIT, "groups": groups, "expect": expect}}
+
+
 if __name__ == "__main__":
-    examples = reward_models() | clipped() | policy_gradients() | per_token() | paper_preferences.examples(six)
+    examples = reward_models() | distilled() | clipped() | policy_gradients() | per_token() | paper_preferences.examples(six)
     lines = [f"{json.dumps(name)}: {json.dumps(e)}" for name, e in examples.items()]
     sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")

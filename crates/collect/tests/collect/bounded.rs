@@ -247,6 +247,7 @@ fn groups_share_the_bound() {
         completion_limit: 2,
         sampling: sampling(),
         oldest_first: false,
+        demonstrations: None,
     };
     // Two runners, as training and evaluation have one each.
     let runner =

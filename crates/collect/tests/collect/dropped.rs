@@ -64,6 +64,7 @@ fn group(fails: fn(SampleKey) -> bool, judges_groups: bool) -> Result<Vec<Episod
         completion_limit: 2,
         sampling: sampling(),
         oldest_first: false,
+        demonstrations: None,
     };
     let reward = Box::new(Faulty { fails, judges_groups });
     let runner =

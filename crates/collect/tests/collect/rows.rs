@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_collect::DemonstrationSource;
+use rloom_collect::{DemonstrationReader, DemonstrationSource};
 use rloom_core::{Group, MARGIN, PREFERENCE, Ticket};
 use rloom_data::{Cursor, DataSettings, Dataset, FileSettings, Order, RowKind, Source, Split};
 use rloom_env::SingleTurn;
@@ -23,10 +23,12 @@ fn groups(rows: &[Value], kind: RowKind) -> Vec<Group> {
     let source = DemonstrationSource {
         cursor: Cursor::new(dataset.len(), Order::Sequential, 1, 0).unwrap(),
         dataset,
-        tokenizer: Arc::new(Tokenizer::characters(&CharacterSettings::new("abcdefg")).unwrap()),
-        environment: Arc::new(SingleTurn),
-        context: 32,
-        timeout: Duration::from_mins(1),
+        reader: DemonstrationReader {
+            tokenizer: Arc::new(Tokenizer::characters(&CharacterSettings::new("abcdefg")).unwrap()),
+            environment: Arc::new(SingleTurn),
+            context: 32,
+            timeout: Duration::from_mins(1),
+        },
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     (0..rows.len() as u64).map(|ticket| runtime.block_on(source.group(Ticket(ticket))).unwrap()).collect()

@@ -13,6 +13,7 @@ mod run;
 mod schedule;
 mod shared;
 mod stage;
+mod teacher;
 mod values;
 
 use crate::compose::Draft;
@@ -28,6 +29,7 @@ pub(crate) fn check(draft: &Draft, default_name: &str, problems: &mut Vec<Proble
     if let Some(stages) = &stages {
         lora::check(draft, stages, problems);
         reward_model::check(draft, stages, problems);
+        teacher::check(draft, stages, problems);
     }
     let model = model::check(draft, problems);
     let cluster = draft.cluster.as_ref().and_then(|section| cluster::check(section, problems));

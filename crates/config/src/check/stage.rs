@@ -77,6 +77,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         trainer: stage.trainer.value.clone(),
         data: stage.data.value.clone(),
         environment: stage.environment.value.clone(),
+        teacher: keys.teacher.clone(),
         rollout,
         validation,
     })
@@ -165,6 +166,14 @@ fn check_reference(stage: &StageDraft, algorithm: &Algorithm, problems: &mut Vec
     let section = &stage.trainer;
     let Some(reference) = &section.value.reference else { return };
     let is_own = section.own_keys().any(|key| key == "reference");
+    let has_teacher = stage.keys.value.teacher.is_some() && algorithm.preference.is_none();
+    if algorithm.needs_reference() && has_teacher && is_own {
+        problems.push(
+            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference")))
+                .at(section.origin_or_table("reference"), "")
+                .at_if_set(stage.keys.origin("teacher"), "the KL is measured to the teacher"),
+        );
+    }
     if !algorithm.needs_reference() && is_own {
         problems.push(
             Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("reference")))
@@ -410,7 +419,10 @@ fn rollout(
         return None;
     };
     values::sampling(&rollout.sampling, problems);
-    values::reward(&rollout.reward, problems);
+    // A distillation samples without a reward.
+    if !(algorithm.is_some_and(|a| a.distillation.is_some()) && rollout.reward.value.components.is_empty()) {
+        values::reward(&rollout.reward, problems);
+    }
     values::engine(&rollout.engine, problems);
     let allowed = section.value.allow_truncated_sampling.unwrap_or(false);
     check_truncation(stage, &rollout.sampling, allowed, problems);

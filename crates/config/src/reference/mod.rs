@@ -56,9 +56,11 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
-    fn overrides(self) -> &'static [&'static str] {
+    fn overrides(self, method: Method) -> &'static [&'static str] {
         match self {
             Self::Embedded => &[],
+            // A student is compared with its teacher in the process.
+            Self::TorchAndVllm if method == Method::Distill => &["rollout.engine=vllm"],
             Self::TorchAndVllm => &["trainer.backend=torch", "rollout.engine=vllm"],
         }
     }
@@ -86,7 +88,7 @@ pub fn tables() -> Vec<TableDoc> {
 pub fn keys(method: Method, engine: EngineKind) -> Result<Vec<KeyDoc>, ConfigErrors> {
     // Reward models have no rollout engine and are trained by the embedded one.
     let engine = if method.trains_reward_model() { EngineKind::Embedded } else { engine };
-    let config = Config::from_text("recipe.toml", &recipe(method), engine.overrides())?;
+    let config = Config::from_text("recipe.toml", &recipe(method), engine.overrides(method))?;
     let used = key_paths(&config);
     let documented = tables().into_iter().flat_map(|table| table.keys);
     Ok(documented.filter(|key| used.contains(&key.path)).collect())
@@ -110,7 +112,11 @@ fn recipe(method: Method) -> String {
         }
         _ => ("path = \"train.jsonl\"\neval_path = \"test.jsonl\"", "{ kind = \"math\" }"),
     };
-    let schedule = if method.is_supervised() {
+    let more = match method {
+        Method::Distill => "teacher = { path = \"teacher\" }\nalgorithm.distillation.on_policy_share = 0.5\n",
+        _ => "",
+    };
+    let schedule = if method.is_supervised() && more.is_empty() {
         ""
     } else {
         "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nmax_failures = 4\n"
@@ -123,7 +129,7 @@ fn recipe(method: Method) -> String {
     };
     format!(
         "{schedule}[model]\npath = \"folder\"\n[data]\n{tasks}\n{evaluation}\
-         [[stage]]\nname = \"train\"\nmethod = \"{method}\"\nsteps = 1\ngroups_per_batch = 32\n"
+         [[stage]]\nname = \"train\"\nmethod = \"{method}\"\nsteps = 1\ngroups_per_batch = 32\n{more}"
     )
 }
 

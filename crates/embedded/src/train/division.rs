@@ -117,5 +117,6 @@ fn is_zero(batch: &PackedBatch, sequence: usize, grad: &LossGrad) -> bool {
     let rows = &batch.sequences[sequence];
     let own = |d: &[f32]| d.get(rows.clone()).unwrap_or_default().iter().all(|&x| x == 0.0);
     let is_last_zero = grad.d_last_value.get(sequence).is_none_or(|&d| d == 0.0);
-    is_last_zero && own(&grad.d_logprob) && own(&grad.d_entropy) && own(&grad.d_value)
+    let of_tokens = [&grad.d_logprob, &grad.d_entropy, &grad.d_value, &grad.d_divergence];
+    is_last_zero && of_tokens.into_iter().all(|d| own(d))
 }

@@ -4,15 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rloom_algo::{EmbeddingNoise, LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
+use rloom_algo::{LossGrad, LossStep, RewardModelSpec, Scope, TokenScores};
 use rloom_core::{PolicyId, PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, ActivationCheckpointing, Feature, Form, LossReport, OptimStep, PackedBatch, ProgressObserver,
-    PublishedPolicy, PublishedWeights, Quantity, SaveDtype, SavedFile, StepReport, TrainCapabilities,
-    TrainEngine, TrainError, TrainWork, WeightFolder, Which,
+    PublishedPolicy, PublishedWeights, Quantity, RemoteTeacher, SaveDtype, SavedFile, StepReport, TopTokens,
+    TrainCapabilities, TrainEngine, TrainError, TrainWork, WeightFolder, Which,
 };
 use rloom_model::{
-    AdapterError, Candidates, Dtype, Forward, GenerationConfig, Gradients, LoraDropout, Model, Noise,
+    AdapterError, Candidates, Dtype, Extras, Forward, GenerationConfig, Gradients, LoraDropout, Model, Noise,
     Optimizer, OptimizerError, OptimizerSettings, OutputHeads, ScoreGrads,
 };
 use rloom_ops::Ctx;
@@ -20,6 +20,7 @@ use rloom_ops::Ctx;
 use super::division::Division;
 use super::dropout::AdapterDropout;
 use super::loss::StepLoss;
+use super::teacher::{EngineTeacher, LossComparison};
 use super::views::{
     add_noise, batch_error, by_segment, check_features, check_finite, checkpoint, finite,
     model_checkpointing, storage, views,
@@ -38,6 +39,8 @@ pub struct EmbeddedTrainEngine {
     reference: Option<Arc<Model>>,
     /// True if the reference is no longer the model that the engine was created with.
     has_reference_moved: bool,
+    /// Teacher of a distillation, or of a KL to it.
+    teacher: Option<EngineTeacher>,
     optimizer: Optimizer,
     gradients: Gradients,
     generation: GenerationConfig,
@@ -72,6 +75,7 @@ impl EmbeddedTrainEngine {
             policy,
             reference,
             has_reference_moved: false,
+            teacher: None,
             optimizer,
             gradients,
             generation,
@@ -129,6 +133,16 @@ impl EmbeddedTrainEngine {
     #[must_use]
     pub fn with_policy_id(self, id: PolicyId) -> Self {
         Self { id, ..self }
+    }
+
+    /// Compares the policy with a teacher, which computes in the same dtype.
+    pub fn set_teacher(&mut self, teacher: Arc<Model>) {
+        self.teacher = Some(EngineTeacher::Model(teacher));
+    }
+
+    /// Compares the policy with the most probable tokens of a teacher elsewhere.
+    pub fn set_remote_teacher(&mut self, teacher: Box<dyn RemoteTeacher>) {
+        self.teacher = Some(EngineTeacher::Remote(teacher));
     }
 
     /// Recomputes activations in the backward pass instead of keeping them. Results are bitwise identical.
@@ -207,7 +221,8 @@ impl EmbeddedTrainEngine {
         loss: &dyn StepLoss,
     ) -> Result<LossReport, TrainError> {
         check_features(step)?;
-        if step.iter().any(|batch| batch.candidates.is_some()) {
+        let reads_candidates = loss.distillation().is_some_and(|loss| loss.distillation.top_k().is_some());
+        if !reads_candidates && step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
         }
         let shares = |batch: &PackedBatch| batch.parents.iter().any(Option::is_some);
@@ -254,6 +269,7 @@ impl EmbeddedTrainEngine {
         let model = match which {
             Which::Policy => &self.policy,
             Which::Reference => self.reference.as_ref().ok_or(TrainError::NoReference)?,
+            Which::Teacher => EngineTeacher::model(self.teacher.as_ref())?,
         };
         let mut progress = self.observer.begin(TrainWork::Score(which), step.len());
         let mut scores = Vec::with_capacity(step.len());
@@ -312,7 +328,7 @@ impl EmbeddedTrainEngine {
         let mut forward = None;
         let mut trained = TokenScores::default();
         if let Some(batch) = division.trained.as_deref() {
-            let pass = self.forward(batch, loss.noise())?;
+            let pass = self.forward(batch, loss)?;
             trained = finite(pass.scores().clone(), batch)?;
             forward = Some(pass);
         }
@@ -329,14 +345,18 @@ impl EmbeddedTrainEngine {
             return Err(TrainError::NotFinite { what: Quantity::Loss, keys: batch.keys.clone() });
         }
         if let Some((forward, batch)) = forward.zip(division.trained.as_deref()) {
-            let [d_logprob, d_entropy, d_value] =
-                [&grad.d_logprob, &grad.d_entropy, &grad.d_value].map(|d| division.of_trained(d));
+            let [d_logprob, d_entropy, d_value, d_divergence] =
+                [&grad.d_logprob, &grad.d_entropy, &grad.d_value, &grad.d_divergence]
+                    .map(|d| division.of_trained(d));
             let d_last_value = by_segment(batch, &division.of_trained_sequences(&grad.d_last_value));
             let by = ScoreGrads {
                 d_logprob: &d_logprob,
                 d_entropy: &d_entropy,
                 d_value: &d_value,
                 d_last_value: &d_last_value,
+                d_divergence: &d_divergence,
+                // A distillation trains all sequences.
+                d_candidate_logprob: &grad.d_candidate_logprob,
             };
             self.policy.backward(&self.ctx, forward, &by, &mut self.gradients).map_err(batch_error)?;
         }
@@ -345,12 +365,20 @@ impl EmbeddedTrainEngine {
     }
 
     /// The forward pass that keeps the activations.
-    fn forward(&self, batch: &PackedBatch, noise: Option<EmbeddingNoise>) -> Result<Forward, TrainError> {
-        let ((tokens, rows), masks) = (views(batch), self.masks(batch));
-        let add = noise.map(|noise| move |embeddings: &mut [f32]| add_noise(noise, batch, embeddings));
-        let add = add.as_ref().map(|add| add as &Noise<'_>);
+    fn forward(&self, batch: &PackedBatch, loss: &dyn StepLoss) -> Result<Forward, TrainError> {
+        let (tokens, rows) = views(batch);
+        let comparison = loss
+            .distillation()
+            .map(|loss| EngineTeacher::comparison(self.teacher.as_ref(), &loss, batch))
+            .transpose()?;
+        let add = loss.noise().map(|noise| move |embeddings: &mut [f32]| add_noise(noise, batch, embeddings));
+        let extras = Extras {
+            dropout: self.masks(batch),
+            noise: add.as_ref().map(|add| add as &Noise<'_>),
+            comparison: comparison.as_ref().map(LossComparison::view),
+        };
         let checkpointing = model_checkpointing(self.checkpointing);
-        let pass = self.policy.forward_with(&self.ctx, &tokens, &rows, checkpointing, masks, add);
+        let pass = self.policy.forward_with(&self.ctx, &tokens, &rows, checkpointing, extras);
         pass.map_err(batch_error)
     }
 
@@ -591,6 +619,17 @@ impl TrainEngine for EmbeddedTrainEngine {
         self.digest = None;
         self.accumulated.clear();
         Ok(())
+    }
+
+    fn teacher_top(
+        &mut self,
+        step: &[PackedBatch],
+        k: usize,
+        temperature: f64,
+    ) -> Result<Vec<TopTokens>, TrainError> {
+        let vocabulary = self.policy.config().vocab_size;
+        let teacher = self.teacher.as_mut().ok_or(TrainError::NoTeacher)?;
+        teacher.top(&self.ctx, &self.observer, step, k, vocabulary, temperature)
     }
 
     fn capabilities(&self) -> TrainCapabilities {

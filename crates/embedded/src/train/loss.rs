@@ -1,4 +1,6 @@
-use rloom_algo::{AlgoError, EmbeddingNoise, LossGrad, LossStep, Scope, TokenScores};
+use rloom_algo::{
+    AlgoError, DistillationLoss, EmbeddingNoise, LossGrad, LossStep, Objective, Scope, TokenScores,
+};
 
 /// A loss as the engine evaluates it. [`LossStep`] is the only implementation outside of tests, which check that the
 /// engine rejects coefficients that no correct loss produces.
@@ -23,6 +25,11 @@ pub(crate) trait StepLoss: Sync {
     fn noise(&self) -> Option<EmbeddingNoise> {
         None
     }
+
+    /// The distillation, whose scores include the comparison with the teacher; `None` for other losses.
+    fn distillation(&self) -> Option<DistillationLoss> {
+        None
+    }
 }
 
 impl StepLoss for LossStep<'_> {
@@ -44,5 +51,9 @@ impl StepLoss for LossStep<'_> {
 
     fn noise(&self) -> Option<EmbeddingNoise> {
         self.noise
+    }
+
+    fn distillation(&self) -> Option<DistillationLoss> {
+        if let Objective::Distillation(loss) = self.objective { Some(loss) } else { None }
     }
 }

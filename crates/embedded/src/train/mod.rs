@@ -5,6 +5,7 @@ mod dropout;
 mod engine;
 mod loss;
 mod scored;
+mod teacher;
 #[cfg(test)]
 mod tests;
 mod views;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use rloom_algo::{AlgoError, EmbeddingNoise, LossGrad, LossStep, Scope, TokenScores};
+use rloom_algo::{AlgoError, DistillationLoss, EmbeddingNoise, LossGrad, LossStep, Scope, TokenScores};
 use rloom_engine::{LossReport, PackedBatch, TrainError};
 
 use super::EmbeddedTrainEngine;
@@ -41,6 +41,10 @@ impl StepLoss for Recording<'_> {
 
     fn noise(&self) -> Option<EmbeddingNoise> {
         self.loss.noise
+    }
+
+    fn distillation(&self) -> Option<DistillationLoss> {
+        StepLoss::distillation(self.loss)
     }
 }
 

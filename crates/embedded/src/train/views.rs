@@ -44,10 +44,12 @@ pub(super) fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
 
 /// The model's scores as the algorithms read them; an error if one is not finite.
 pub(super) fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores, TrainError> {
-    let Scores { logprob, entropy, value, last_value } = scores;
+    let Scores { logprob, entropy, value, last_value, divergence, candidate_logprob } = scores;
     for (what, list) in [
         (Quantity::LogProbability, &logprob),
         (Quantity::LogProbability, &entropy),
+        (Quantity::LogProbability, &divergence),
+        (Quantity::LogProbability, &candidate_logprob),
         (Quantity::Value, &value),
         (Quantity::Value, &last_value),
     ] {
@@ -55,7 +57,8 @@ pub(super) fn finite(scores: Scores, batch: &PackedBatch) -> Result<TokenScores,
     }
     // The model has a last value for each segment, prompts included.
     let ends = batch.segments.iter().filter_map(|&segment| last_value.get(segment).copied());
-    Ok(TokenScores { logprob, entropy, value, last_value: ends.collect(), ..TokenScores::default() })
+    let last_value = ends.collect();
+    Ok(TokenScores { logprob, entropy, value, last_value, candidate_logprob, divergence })
 }
 
 /// A derivative by each sequence's last value as one by that of each segment; empty if there is none.

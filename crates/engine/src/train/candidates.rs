@@ -79,6 +79,15 @@ impl CandidateIds {
     }
 }
 
+/// The most probable tokens of a teacher at each scored position of a batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TopTokens {
+    /// Their ids.
+    pub candidates: CandidateIds,
+    /// Their log-probabilities, in nats: `[S, k]`.
+    pub logprob: Vec<f32>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

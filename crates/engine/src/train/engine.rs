@@ -4,7 +4,7 @@ use rloom_algo::{LossStep, LossTerms, TokenScores};
 use rloom_core::PolicyVersion;
 use serde::{Deserialize, Serialize};
 
-use super::{Feature, PackedBatch, ProgressObserver, TrainError};
+use super::{Feature, PackedBatch, ProgressObserver, TopTokens, TrainError};
 use crate::{Form, PublishedPolicy};
 
 /// Policy to score with.
@@ -15,6 +15,8 @@ pub enum Which {
     Policy,
     /// The reference that preference losses and KL are relative to.
     Reference,
+    /// The teacher of a distillation, or of a KL to it.
+    Teacher,
 }
 
 /// Result of an accumulation.
@@ -97,7 +99,7 @@ pub trait TrainEngine: Send {
     /// Runs the forward pass, evaluates the loss on the scores, back-propagates its coefficients and adds to the
     /// gradient. For a loss of [`Scope::Step`](rloom_algo::Scope::Step) all micro-batches are scored before the first is
     /// back-propagated. Sequences that are known beforehand to have no coefficients are scored only. Candidates are an
-    /// error: a loss does not read them. An error clears the gradient of all calls since the last step.
+    /// error unless the loss reads them. An error clears the gradient of all calls since the last step.
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError>;
 
     /// Applies the accumulated gradient and clears it. A gradient that is not finite is an error: it is cleared, and the
@@ -139,6 +141,18 @@ pub trait TrainEngine: Send {
 
     /// Resumes from a directory written by [`save`](Self::save), with the heads that the engine was created with.
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError>;
+
+    /// The `k` most probable tokens of the teacher at each scored position, at `temperature`. Without a teacher, as by
+    /// default, an error.
+    fn teacher_top(
+        &mut self,
+        step: &[PackedBatch],
+        k: usize,
+        temperature: f64,
+    ) -> Result<Vec<TopTokens>, TrainError> {
+        let _ = (step, k, temperature);
+        Err(TrainError::NoTeacher)
+    }
 
     /// Properties of the engine. They do not change while it lives.
     fn capabilities(&self) -> TrainCapabilities;

@@ -42,7 +42,7 @@ pub enum Feature {
     Attachments,
     /// Scores of candidate token ids.
     Candidates,
-    /// Candidate token ids in [`accumulate`](super::TrainEngine::accumulate), where no loss reads them.
+    /// Candidate token ids in [`accumulate`](super::TrainEngine::accumulate) of a loss that does not read them.
     CandidatesInLoss,
     /// A reference that moves.
     ReferenceSync,
@@ -104,6 +104,10 @@ pub enum TrainError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Function(EngineCause),
+    /// A teacher outside of the engine failed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Teacher(EngineCause),
     /// The model refused a batch.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -146,6 +150,9 @@ pub enum TrainError {
     /// Reference scores from an engine without a reference.
     #[error("no reference policy is loaded")]
     NoReference,
+    /// A loss or scores of a teacher from an engine without one.
+    #[error("no teacher is loaded")]
+    NoTeacher,
     /// Publication of a critic.
     #[error("a critic cannot be published: it has no language head to sample from")]
     CriticPublished,

@@ -10,8 +10,9 @@ mod parallel;
 mod progress;
 mod reference;
 mod settings;
+mod teacher;
 
-pub use candidates::{CandidateError, CandidateIds};
+pub use candidates::{CandidateError, CandidateIds, TopTokens};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
 pub use lora::{LoraModule, LoraSettings};
@@ -22,3 +23,4 @@ pub use reference::{ReferenceSettings, ReferenceSync};
 pub use settings::{
     ActivationCheckpointing, Backend, EmbeddedSettings, SaveDtype, TorchSettings, TrainSettings,
 };
+pub use teacher::RemoteTeacher;

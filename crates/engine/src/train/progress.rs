@@ -42,7 +42,11 @@ impl fmt::Display for TrainProgress {
             let unit = if work == TrainWork::Write { "files" } else { "micro-batches" };
             write!(f, "{complete} {total} of {total} {unit}")?;
         }
-        if work == TrainWork::Score(Which::Reference) { f.write_str(" with the reference") } else { Ok(()) }
+        match work {
+            TrainWork::Score(Which::Reference) => f.write_str(" with the reference"),
+            TrainWork::Score(Which::Teacher) => f.write_str(" with the teacher"),
+            _ => Ok(()),
+        }
     }
 }
 

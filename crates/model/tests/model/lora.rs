@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rloom_model::{
-    ActivationCheckpointing, AdapterError, Dtype, GenerationConfig, Gradients, LoadError, LoraConfig,
+    ActivationCheckpointing, AdapterError, Dtype, Extras, GenerationConfig, Gradients, LoadError, LoraConfig,
     LoraDropout, LoraTarget, Model, Optimizer, OptimizerSettings,
 };
 use rloom_ops::{Ctx, Isa, Order};
@@ -346,8 +346,7 @@ fn dropout_depends_on_the_tokens_alone() {
                     &batch.tokens(),
                     &batch.rows(),
                     checkpointing,
-                    Some(dropout.clone()),
-                    None,
+                    Extras { dropout: Some(dropout.clone()), ..Extras::default() },
                 )
                 .unwrap();
             let scores = forward.scores().clone();
@@ -400,8 +399,7 @@ fn gradients_with_dropout_agree_with_differences() {
                 &batch.tokens(),
                 &batch.rows(),
                 ActivationCheckpointing::None,
-                Some(dropout.clone()),
-                None,
+                Extras { dropout: Some(dropout.clone()), ..Extras::default() },
             )
             .unwrap();
         let mut gradients = Gradients::zeros(&model);

@@ -3,7 +3,10 @@
 
 use crate::support::{assert_same, contexts, noise};
 use proptest::prelude::*;
-use rloom_ops::{Buf, Ctx, HeadScores, Packed, head_backward, head_forward, head_logits, pack, row_scores};
+use rloom_ops::{
+    Buf, Ctx, HeadScores, Packed, head_backward, head_candidates, head_candidates_backward, head_forward,
+    head_logits, pack, row_scores,
+};
 
 /// A head with its input and incoming derivatives.
 struct Case {
@@ -263,6 +266,76 @@ fn the_weight_gradient_is_one_chain_over_all_rows() {
             }
             assert_same(&whole, &dw, &format!("cut at {cut}, {ctx:?}"));
         }
+    }
+}
+
+/// Gradients of k candidates per row, compared with the definition in f64. The rounding of a sum is relative to the sum of the
+/// terms' absolute values: terms of several candidates cancel.
+#[test]
+fn gradients_of_candidates_agree_with_f64() {
+    let (case, k) = (Case::new(9, 530, 11), 3);
+    let candidates: Vec<u32> = (0..case.rows * k)
+        .map(|i| if i % k == 0 { case.targets[i / k] } else { (i * 97 % 530) as u32 })
+        .collect();
+    let d_logprob = noise(8, case.rows * k);
+    let (h, w) = (widen(&case.h), widen(&case.w));
+    let (mut dh, mut dw) = (vec![[0.0; 2]; h.len()], vec![[0.0; 2]; w.len()]);
+    let add = |to: &mut [f64; 2], by_logit: [f64; 2], factor: f64| {
+        to[0] += by_logit[0] * factor;
+        to[1] += by_logit[1] * factor.abs();
+    };
+    for t in 0..case.rows {
+        let (.., p) = row64(&case, &h, &w, t);
+        for (j, p) in p.iter().enumerate() {
+            let mut by_logit = [0.0; 2];
+            for (&candidate, &d) in candidates[t * k..][..k].iter().zip(&d_logprob[t * k..]) {
+                let (one, d) = (f64::from(candidate as usize == j), f64::from(d));
+                let scale = f64::from(case.inv_temperature[t]);
+                by_logit[0] += d * (one - p) * scale;
+                by_logit[1] += d.abs() * (one + p) * scale;
+            }
+            for i in 0..case.d {
+                add(&mut dh[t * case.d + i], by_logit, w[j * case.d + i]);
+                add(&mut dw[j * case.d + i], by_logit, h[t * case.d + i]);
+            }
+        }
+    }
+    for ctx in contexts() {
+        let (packed, h, w) = (case.pack(&ctx), Buf::from_slice(&case.h), Buf::from_slice(&case.w));
+        let backward = |k: usize, candidates: &[u32], d_logprob: &[f32]| {
+            let (mut dh, mut dw) = (Buf::zeros(case.h.len()), Buf::zeros(case.w.len()));
+            let temperature = &case.inv_temperature;
+            let scores = head_candidates(&ctx, &h, case.rows, &packed, k, candidates, temperature);
+            head_candidates_backward(
+                &ctx,
+                &mut dh,
+                &mut dw,
+                &h,
+                case.rows,
+                &w,
+                &packed,
+                k,
+                candidates,
+                temperature,
+                &scores,
+                d_logprob,
+                None,
+            );
+            (dh, dw)
+        };
+        let (got_dh, got_dw) = backward(k, &candidates, &d_logprob);
+        for (got, want) in [(&got_dh, &dh), (&got_dw, &dw)] {
+            for (got, [want, size]) in got.as_slice().iter().zip(want) {
+                assert!((f64::from(*got) - want).abs() <= 2e-6 * size, "{got} {want} of {size}");
+            }
+        }
+        // One candidate is a target.
+        let silent = Case { d_entropy: vec![0.0; case.rows], ..Case::new(9, 530, 11) };
+        let scores = silent.forward(&ctx, &packed);
+        let (dh, dw) = silent.backward(&ctx, &packed, &scores, &vec![0.0; case.w.len()]);
+        let (one_dh, one_dw) = backward(1, &case.targets, &case.d_logprob);
+        assert_same(&one_dh, dh.as_slice(), "one candidate");
+        assert_same(&one_dw, dw.as_slice(), "one candidate");
     }
 }
 

@@ -4,6 +4,7 @@
 mod fused;
 mod head;
 mod head_bf16;
+mod head_divergence;
 mod head_draw;
 mod layers;
 mod linear;

@@ -28,6 +28,7 @@ mod real_vllm;
 mod real_vllm_turns;
 mod stand_in;
 mod support;
+mod teacher;
 mod vllm_measures;
 
 /// The command line of an ignored test of this program.

@@ -32,8 +32,9 @@ use super::rollout::ConfiguredRollout;
 use super::servers::{ServerPlan, Servers, connect};
 use super::train::ConfiguredTrainer;
 use super::transfer;
-use super::{EmbeddedEngines, EngineFactory, PolicyEngines, StageStart, reference_folder};
+use super::{EmbeddedEngines, EngineFactory, PolicyEngines, StageStart, reference_folder, set_teacher};
 use crate::control::Control;
+use crate::teacher::StageTeacher;
 use crate::{Policy, RunError};
 
 /// Folder of a run with the weights that are being handed to other processes.
@@ -394,6 +395,13 @@ impl EngineFactory for ConfiguredEngines {
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {
         Arc::new(ConfiguredWriter { embedded: self.embedded.writer() })
+    }
+
+    fn add_teacher(&self, models: &mut Models<Self::Train>, teacher: StageTeacher) -> Result<(), RunError> {
+        match &mut models.policy {
+            ConfiguredTrainer::Embedded(engine) => set_teacher(engine, teacher),
+            ConfiguredTrainer::Gang { .. } => Err(RunError::NoTeacherEngine),
+        }
     }
 
     fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError> {

@@ -46,6 +46,7 @@ pub use self::judges::EmbeddedJudges;
 pub(crate) use self::placement::eval_prefix;
 pub use self::running_servers::running_servers;
 pub(crate) use self::servers::Servers;
+use crate::teacher::StageTeacher;
 use crate::{Policy, RunError};
 
 /// Weights that a stage starts from.
@@ -91,6 +92,12 @@ pub trait EngineFactory {
 
     /// Writes publications to folders.
     fn writer(&self) -> Arc<dyn PolicyWriter>;
+
+    /// Gives the policy a teacher, which the default refuses.
+    fn add_teacher(&self, models: &mut Models<Self::Train>, teacher: StageTeacher) -> Result<(), RunError> {
+        let _ = (models, teacher);
+        Err(RunError::NoTeacherEngine)
+    }
 
     /// The engines of a further policy with a model of its own, which the default refuses.
     fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError>
@@ -192,7 +199,7 @@ impl EmbeddedEngines {
 /// Folder of the reference of a stage that has a model of its own.
 fn reference_folder(stage: &Stage) -> Result<Option<PathBuf>, RunError> {
     let source = stage.trainer.reference.as_ref().and_then(|reference| reference.model.as_deref());
-    let source = source.filter(|_| stage.algorithm.needs_reference());
+    let source = source.filter(|_| stage.algorithm.needs_reference() && stage.teacher.is_none());
     Ok(source.map(|source| Hub::from_env().model(source)).transpose()?)
 }
 
@@ -330,9 +337,22 @@ impl EngineFactory for EmbeddedEngines {
         Arc::new(EmbeddedWriter { generation: self.policy.generation.clone() })
     }
 
+    fn add_teacher(&self, models: &mut Models<Self::Train>, teacher: StageTeacher) -> Result<(), RunError> {
+        set_teacher(&mut models.policy, teacher)
+    }
+
     fn of_policy(&self, policy: &Policy) -> Result<Box<PolicyEngines<'_, Self>>, RunError> {
         Ok(Box::new(self.for_policy(policy)))
     }
+}
+
+/// Gives the embedded engine a teacher.
+fn set_teacher(engine: &mut EmbeddedTrainEngine, teacher: StageTeacher) -> Result<(), RunError> {
+    match teacher {
+        StageTeacher::Model(policy) => engine.set_teacher(policy.model()?),
+        StageTeacher::Endpoint(endpoint) => engine.set_remote_teacher(endpoint),
+    }
+    Ok(())
 }
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use rloom_core::PolicyVersion;
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{
     Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy, SavedFile, StepReport,
-    TrainCapabilities, TrainEngine, TrainError, WeightFolder, Which,
+    TopTokens, TrainCapabilities, TrainEngine, TrainError, WeightFolder, Which,
 };
 use rloom_remote::Gang;
 
@@ -81,6 +81,15 @@ impl TrainEngine for ConfiguredTrainer {
 
     fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         delegate!(self, restore(directory))
+    }
+
+    fn teacher_top(
+        &mut self,
+        step: &[PackedBatch],
+        k: usize,
+        temperature: f64,
+    ) -> Result<Vec<TopTokens>, TrainError> {
+        delegate!(self, teacher_top(step, k, temperature))
     }
 
     fn capabilities(&self) -> TrainCapabilities {

@@ -11,10 +11,10 @@ use rloom_stage::{Publication, restore_models};
 use rloom_store::checkpoint::{CheckpointName, CheckpointState, pinned_weights_folder, verify};
 
 use super::Run;
-use crate::RunError;
 use crate::assembly::{EngineFactory, StageStart};
 use crate::policies::start_of_next;
 use crate::stage_setup::{rollout_settings, start_of};
+use crate::{RunError, teacher};
 
 /// The weights that a stage starts from.
 pub(super) struct StageStarts {
@@ -95,6 +95,9 @@ impl<F: EngineFactory> Run<'_, '_, F> {
         let mut models = self.engines.models(stage, threads, main)?;
         if let Some((main, further)) = of_further {
             self.policies.add_models(&mut models, self.engines, stage, threads, &main, &further)?;
+        }
+        if let Some(teacher) = teacher::open(self.config, stage, self.directory.path(), self.inputs)? {
+            self.engines.add_teacher(&mut models, teacher)?;
         }
         if let Some((path, _)) = checkpoint {
             restore_models(&mut models, path)?;

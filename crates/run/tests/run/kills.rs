@@ -534,6 +534,16 @@ fn runs_on_preferences_end_in_the_same_bytes() {
 }
 
 #[test]
+fn runs_that_distil_demonstrations_end_in_the_same_bytes() {
+    kill(18);
+}
+
+#[test]
+fn runs_that_distil_samples_end_in_the_same_bytes() {
+    kill(19);
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn runs_with_agents_end_in_the_same_bytes() {
     kill(10);

@@ -93,6 +93,7 @@ fn log_probabilities_of_an_exact_sampler_are_not_computed_again() {
         reference: ReferenceUse::default(),
         outcome: OutcomeRule { verified: rloom_reward::DomainSet::none(), is_shaped: false },
         step_reward_weight: 0.0,
+        has_teacher: false,
         main: None,
     };
     let scorer = |policy| Scorer { trainer: trainer.clone(), models: Models::of_policy(engine(policy)) };

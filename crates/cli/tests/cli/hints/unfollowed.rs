@@ -96,6 +96,17 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PlacementError::Sleep", "crates/run/src/assembly/transfer/tests.rs", "servers_sleep_on_one_gpu"),
     ("PlacementError::Weights", "crates/run/src/assembly/transfer/tests.rs", "impossible_forms_are_refused"),
     (
+        "RunError::OtherTeacher",
+        "crates/run/tests/run/distillation.rs",
+        "teachers_with_other_tokens_are_refused",
+    ),
+    ("TeacherError::Few", "crates/remote/tests/remote/teacher.rs", "answers_that_do_not_fit_are_errors"),
+    (
+        "TeacherError::OtherToken",
+        "crates/remote/tests/remote/teacher.rs",
+        "answers_that_do_not_fit_are_errors",
+    ),
+    (
         "RunError::NoEnvironment",
         "crates/cli/tests/cli/engines.rs",
         "a_missing_environment_is_named_and_failed_starts_are_warnings",

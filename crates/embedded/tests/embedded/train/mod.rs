@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod conformance;
+mod distillation;
 mod folders;
 mod liars;
 mod model;

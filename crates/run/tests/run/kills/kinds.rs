@@ -21,7 +21,7 @@ pub(super) enum Engines {
     Servers,
 }
 
-pub(super) const KINDS: [Kind; 18] = [
+pub(super) const KINDS: [Kind; 20] = [
     Kind {
         name: "synchronous",
         schedule: &[],
@@ -172,12 +172,32 @@ pub(super) const KINDS: [Kind; 18] = [
     of_rows(OF_ROWS[1], &["stage.rl.method=dpo", "stage.rl.data.rows=preferences"]),
     of_rows(OF_ROWS[2], &["stage.rl.method=kto", "stage.rl.data.rows=labels"]),
     of_rows(OF_ROWS[3], &["stage.rl.method=bco", "stage.rl.data.rows=labels"]),
+    of_rows(
+        OF_ROWS[4],
+        &["stage.rl.method=distill", "stage.rl.from=model", "stage.rl.teacher={stage='warmup'}"],
+    ),
+    Kind {
+        name: "a distillation of samples and demonstrations",
+        schedule: &[
+            "stage.rl.method=distill",
+            "stage.rl.from=model",
+            "stage.rl.teacher={stage='warmup'}",
+            "stage.rl.algorithm={distillation={kind='reverse_kl',on_policy_share=0.5}}",
+            "schedule.max_staleness=2",
+            "schedule.pin_version=true",
+            "rollout.max_batch=2",
+        ],
+        max_staleness: 2,
+        is_reproducible: true,
+        engines: Engines::Embedded,
+    },
 ];
 
-/// The kinds that learn from given preferences.
-pub(super) const OF_ROWS: [&str; 4] = ["a reward model", "pairs", "labels", "labels with a running anchor"];
+/// The kinds that learn from given completions.
+pub(super) const OF_ROWS: [&str; 5] =
+    ["a reward model", "pairs", "labels", "labels with a running anchor", "a distillation of demonstrations"];
 
-/// A stage that learns from given preferences.
+/// A stage that learns from given completions.
 const fn of_rows(name: &'static str, schedule: &'static [&'static str]) -> Kind {
     Kind { name, schedule, max_staleness: 0, is_reproducible: true, engines: Engines::Embedded }
 }
