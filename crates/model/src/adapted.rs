@@ -132,14 +132,14 @@ impl Model {
         if self.is_frozen() {
             return self.merged().export(folder, generation, dtype);
         }
-        let tensors = tensors_out(self.policy_tensors(), "");
+        let tensors = tensors_out(self.folder_tensors(), "");
         self.write_bf16(folder, generation, tensors)
     }
 
     /// As [`save`](Self::save), with the weights in bf16 and the bits that they lose in a second file, with which they are read
-    /// exactly as they are. A critic is written in f32; an adapter keeps its own format.
+    /// exactly as they are. An adapter keeps its own format.
     pub fn save_bf16(&self, folder: &Path, generation: &GenerationConfig) -> Result<(), LoadError> {
-        if self.adapter.is_some() || self.is_frozen() || !self.config().output_heads.language() {
+        if self.adapter.is_some() || self.is_frozen() {
             return self.save(folder, generation);
         }
         self.write_bf16(folder, generation, self.half_of_bits(Values::HighBits))?;
@@ -147,19 +147,20 @@ impl Model {
         Ok(())
     }
 
-    /// Tensors of a policy's folder with 16 bits for each number.
+    /// Tensors of the model's folder with 16 bits for each number.
     fn half_of_bits<'a>(&'a self, bits: fn(&'a [f32]) -> Values<'a>) -> Vec<TensorOut<'a>> {
         let mut tensors = Vec::new();
-        for (spec, numbers) in self.policy_tensors() {
+        for (spec, numbers) in self.folder_tensors() {
             let (name, shape) = (spec.name.clone(), spec.shape.clone().into());
             tensors.push(TensorOut { name, shape, values: bits(numbers) });
         }
         tensors
     }
 
-    /// Tensors of a policy's folder.
-    fn policy_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
-        self.named_tensors().filter(|(spec, _)| !spec.is_value_head())
+    /// Tensors of the model's folder. The value head of a policy has a file of its own.
+    pub(crate) fn folder_tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
+        let is_policy = self.config().output_heads.language();
+        self.named_tensors().filter(move |(spec, _)| !(is_policy && spec.is_value_head()))
     }
 
     fn write_bf16(
@@ -175,7 +176,9 @@ impl Model {
             }
         }
         crate::generation::write_json(&folder.join("config.json"), &config)?;
-        generation.save(folder)?;
+        if self.config().output_heads.language() {
+            generation.save(folder)?;
+        }
         write_tensors_as(&folder.join(SINGLE), &[("format", "pt".into())], tensors, Dtype::Bf16)?;
         Ok(())
     }

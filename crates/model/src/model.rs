@@ -243,15 +243,13 @@ impl Model {
             return self.merged().save(folder, generation);
         }
         crate::generation::write_json(&folder.join("config.json"), &self.config().to_json())?;
-        let policy = self.config().output_heads.language();
-        if policy {
+        if self.config().output_heads.language() {
             generation.save(folder)?;
         }
         if self.adapter.is_some() {
             return Ok(self.save_adapter(folder)?);
         }
-        let tensors =
-            tensors_out(self.named_tensors().filter(|(spec, _)| !(policy && spec.is_value_head())), "");
+        let tensors = tensors_out(self.folder_tensors(), "");
         write_tensors(&folder.join("model.safetensors"), &[("format", "pt".into())], tensors)?;
         Ok(())
     }

@@ -550,7 +550,7 @@ impl TrainEngine for EmbeddedTrainEngine {
         let is_policy = self.policy.config().output_heads.language();
         let has_value_head = self.policy.config().output_heads == OutputHeads::LanguageAndValue;
         let model = MODEL.into_iter().filter(|&name| is_policy || name != "generation_config.json");
-        let is_bf16 = self.save_dtype == SaveDtype::Bf16 && is_policy && self.policy.lora().is_none();
+        let is_bf16 = self.save_dtype == SaveDtype::Bf16 && self.policy.lora().is_none();
         let weights: &[&str] = match self.policy.lora() {
             Some(_) => &ADAPTER,
             None if is_bf16 => &WEIGHTS,

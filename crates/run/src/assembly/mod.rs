@@ -289,7 +289,8 @@ impl EngineFactory for EmbeddedEngines {
         if let Some(spec) = stage.algorithm.reward_model {
             let pad = self.policy.tokenizer.pad_id();
             let engine = EmbeddedTrainEngine::reward(ctx.clone(), &start, spec, pad, optimizer())
-                .with_activation_checkpointing(checkpointing);
+                .with_activation_checkpointing(checkpointing)
+                .with_save_dtype(save_dtype);
             return Ok(Models::of_policy(engine));
         }
         let backbone = critic.as_ref().map(|critic| critic.backbone);

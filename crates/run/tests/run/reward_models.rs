@@ -90,8 +90,9 @@ fn checkpoint(config: &Config, name: &str) -> PathBuf {
 
 fn weights(config: &Config, name: &str) -> Vec<u8> {
     let folder = checkpoint(config, name);
-    let files = ["model.safetensors", "trainer/optimizer.safetensors"];
-    files.map(|file| std::fs::read(folder.join(file)).unwrap()).concat()
+    let files = ["model.safetensors", "trainer/optimizer.safetensors"].map(|file| folder.join(file));
+    let low_bits = Some(folder.join("model.low_bits")).filter(|path| path.exists());
+    files.into_iter().chain(low_bits).flat_map(|file| std::fs::read(file).unwrap()).collect()
 }
 
 /// Metrics and calibration curves of the evaluations of a stage.
@@ -107,10 +108,12 @@ fn evaluations(config: &Config, stage: &str) -> Vec<(BTreeMap<String, f64>, Vec<
 #[test]
 fn stages_resume_to_the_same_bytes() {
     let data = tempfile::tempdir().unwrap();
-    for method in ["reward_model", "prm"] {
+    let mut policies = Vec::new();
+    for (method, dtype) in [("reward_model", "f32"), ("reward_model", "bf16"), ("prm", "f32")] {
         let rows = stepwise_rows(data.path());
+        let save = format!("stage.reward.trainer.save_dtype={dtype}");
         let of = |folder: &Path| {
-            if method == "prm" { tiny_process(folder, &rows) } else { tiny(folder, &[]) }
+            if method == "prm" { tiny_process(folder, &rows) } else { tiny(folder, &[&save]) }
         };
         let directory = tempfile::tempdir().unwrap();
         let whole = of(&directory.path().join("whole"));
@@ -123,6 +126,9 @@ fn stages_resume_to_the_same_bytes() {
         for name in ["reward-step-000003", "ppo-step-000001"] {
             assert!(weights(&whole, name) == weights(&broken, name), "{method} {name}: other weights");
         }
+        let has_low_bits = checkpoint(&whole, "reward-step-000003").join("model.low_bits").exists();
+        assert_eq!(has_low_bits, dtype == "bf16");
+        policies.push(weights(&whole, "ppo-step-000001"));
         // Before the first step, after the second and at the end.
         let evaluated = evaluations(&whole, "reward");
         assert_eq!(evaluated.len(), 3, "{method}");
@@ -135,6 +141,7 @@ fn stages_resume_to_the_same_bytes() {
             assert!(rows.contains(&judged), "{method}: {judged}");
         }
     }
+    assert!(policies[0] == policies[1], "the bits that bf16 loses are read as well");
 }
 
 /// A run that starts from a folder resumes in the stage of a reward model, whose checkpoints are no policies.
@@ -201,7 +208,7 @@ fn rollout_file(config: &Config) -> PathBuf {
 fn answers_improve_by_the_true_reward() {
     let directory = tempfile::tempdir().unwrap();
     let overrides =
-        ["stage.ppo.steps=12", "stage.sft.eval_every=0", "stage.reward.steps=30", "eval.every=12"];
+        ["stage.ppo.steps=12", "stage.sft.eval_every=0", "stage.reward.steps=40", "eval.every=12"];
     let config = config(RECIPE, directory.path(), &overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let evaluated = evaluations(&config, "reward");
