@@ -62,6 +62,10 @@ def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def stage(method: str, start: Path, rows: int, data: str = "") -> str:
+    return STAGE.format(method=method, model=start, rows_per_batch=rows, data=data, tokens=8192)
+
+
 def first_moments(folder: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "trainer/optimizer.safetensors")
     return {n.removeprefix("exp_avg."): t.double() for n, t in tensors.items() if n.startswith("exp_avg.")}
@@ -70,8 +74,7 @@ def first_moments(folder: Path) -> dict[str, torch.Tensor]:
 def test_steps_agree_with_the_trainer(start: Path, tmp_path: Path) -> None:
     rows = [{**row, "margin": margin} for row, margin in zip(PAIRS, MARGINS, strict=True)]
     more = "[stage.algorithm]\nreward_model = { center_rewards_coefficient = 0.05 }\n"
-    text = STAGE.format(method="reward_model", model=start, rows="rows.jsonl", rows_per_batch=len(rows))
-    text = text.replace('path = "rows.jsonl"', 'path = "rows.jsonl"\nmargin_field = "margin"')
+    text = stage("reward_model", start, len(rows), 'margin_field = "margin"')
     (tmp_path / "rows.jsonl").write_text(lines(rows))
     rloom(tmp_path, text + more)
     checkpoints = tmp_path / "runs/reward_model/checkpoints"
@@ -104,7 +107,7 @@ def test_steps_agree_with_the_trainer(start: Path, tmp_path: Path) -> None:
         optimizer.step()
 
     # The head starts at 0, so that only it has a gradient in the first step.
-    moments = [first_moments(checkpoints / f"preferences-step-{n:06d}") for n in (1, 2)]
+    moments = [first_moments(checkpoints / f"rows-step-{n:06d}") for n in (1, 2)]
     one = {name: moment / (1 - BETAS[0]) for name, moment in moments[0].items()}
     two = {name: (moments[1][name] - BETAS[0] * moments[0][name]) / (1 - BETAS[0]) for name in one}
     assert one.keys() == gradients[0].keys()
@@ -116,7 +119,7 @@ def test_steps_agree_with_the_trainer(start: Path, tmp_path: Path) -> None:
             assert not gradient.any(), name
     by_gradient = {name: relative(two[name], gradient) for name, gradient in gradients[1].items()}
     before = {**weights(start), "score.weight": torch.zeros_like(model.score.weight).double()}
-    after = weights(checkpoints / "preferences-step-000005")
+    after = weights(checkpoints / "rows-step-000005")
     own = {name: p.detach().double() for name, p in own_model.named_parameters()}
     assert own.keys() == after.keys()
     update = sum(((own[n] - before[n]) ** 2).sum() for n in own).sqrt()
@@ -144,10 +147,10 @@ def judged(folder: Path, start: Path, model: Path, completions: list[str]) -> li
 
 
 def test_transformers_gives_the_same_rewards(start: Path, tmp_path: Path) -> None:
-    rated = STAGE.replace("learning_rate = 1e-3", "learning_rate = 1e-2")
+    text = stage("reward_model", start, len(PAIRS)).replace("learning_rate = 1e-3", "learning_rate = 1e-2")
     (tmp_path / "rows.jsonl").write_text(lines(PAIRS))
-    rloom(tmp_path, rated.format(method="reward_model", model=start, rows="rows.jsonl", rows_per_batch=6))
-    folder = tmp_path / "runs/reward_model/checkpoints/preferences-step-000005"
+    rloom(tmp_path, text)
+    folder = tmp_path / "runs/reward_model/checkpoints/rows-step-000005"
     completions = [row["chosen"] for row in PAIRS]
     ours = judged(tmp_path, start, folder, completions)
     kind = AutoModelForSequenceClassification
@@ -166,9 +169,8 @@ def test_transformers_gives_the_same_rewards(start: Path, tmp_path: Path) -> Non
 
 def test_transformers_opens_a_process_reward_model(start: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(lines(STEPWISE))
-    text = STAGE.format(method="prm", model=start, rows="rows.jsonl", rows_per_batch=len(STEPWISE))
-    rloom(tmp_path, text.replace('path = "rows.jsonl"', 'path = "rows.jsonl"\nstep_separator = " "'))
-    folder = tmp_path / "runs/prm/checkpoints/preferences-step-000005"
+    rloom(tmp_path, stage("prm", start, len(STEPWISE), 'step_separator = " "'))
+    folder = tmp_path / "runs/prm/checkpoints/rows-step-000005"
     model, loading = AutoModelForTokenClassification.from_pretrained(folder, output_loading_info=True)
     assert not any(loading.values()), loading
     assert model.config.id2label == {0: "wrong", 1: "right"}
