@@ -123,9 +123,11 @@ impl Tile {
         Strides { a_row: self.a_row, a_step: self.a_step, b_panel: self.b_panel }
     }
 
-    /// True if A has been copied into tiles of `rows` rows and B is in panels.
+    /// True if A has been copied into tiles of `rows` rows, B is in panels, and there is little to prefetch.
     fn is_packed(&self, rows: usize) -> bool {
-        self.a_row == 1 && self.a_step == rows && self.b_step == LANES
+        const FEW_LINES: usize = 32;
+        let lines = || self.prefetch.iter().map(|prefetch| prefetch.rows * prefetch.lines).sum::<usize>();
+        self.a_row == 1 && self.a_step == rows && self.b_step == LANES && lines() <= FEW_LINES
     }
 }
 

@@ -108,7 +108,6 @@ impl<S: Simd> Products<S> for Singles {
 
 impl<S: Simd> Products<S> for Widened {
     const CHAINS: usize = S::CHAINS;
-    const STEPS: usize = if S::TILE_ROWS == 6 { 2 } else { 1 };
     const PARTS: usize = 2;
 
     #[inline(always)]
