@@ -39,6 +39,6 @@ pub use train::{
     EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
     OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity,
     ReferenceSettings, ReferenceSync, RemoteTeacher, SaveDtype, SavedFile, StepReport, TopTokens,
-    TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork, Which,
-    pack, pack_groups, pack_unshared,
+    TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork,
+    Which, pack, pack_groups, pack_unshared,
 };

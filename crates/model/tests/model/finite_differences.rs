@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use rloom_core::{Purpose, RandomKey};
 use rloom_model::{
-    ActivationCheckpointing, Candidates, Comparison, Divergence, Extras, GenerationConfig, Gradients, LoraConfig,
-    LoraTarget, Model, NewModel, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Teacher, TensorSpec, TopSearch,
+    ActivationCheckpointing, Candidates, Comparison, Divergence, Extras, GenerationConfig, Gradients,
+    LoraConfig, LoraTarget, Model, NewModel, OutputHeads, PackedTokens, ScoreGrads, ScoreRows, Teacher,
+    TensorSpec, TopSearch,
 };
 use rloom_ops::Ctx;
 use tempfile::TempDir;
@@ -154,13 +155,7 @@ impl Compared {
         let tokens = PackedTokens { tokens: &TOKENS, seq_starts: &STARTS, parents: &[] };
         let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
         let forward = model
-            .forward_with(
-                &Ctx::serial(),
-                &tokens,
-                &rows,
-                ActivationCheckpointing::None,
-                self.extras(),
-            )
+            .forward_with(&Ctx::serial(), &tokens, &rows, ActivationCheckpointing::None, self.extras())
             .unwrap();
         let (by, scores) = (self.coefficients(), forward.scores());
         [(by.d_divergence, &scores.divergence), (by.d_candidate_logprob, &scores.candidate_logprob)]
@@ -207,13 +202,7 @@ fn a_student_learns_nothing_from_itself() {
             let rows = ScoreRows { rows: &ROWS, inv_temperature: &INV_TEMPERATURE };
             let (ctx, mut gradients) = (Ctx::new(2).unwrap(), Gradients::zeros(&student));
             let forward = student
-                .forward_with(
-                    &ctx,
-                    &tokens,
-                    &rows,
-                    ActivationCheckpointing::None,
-                    compared.extras(),
-                )
+                .forward_with(&ctx, &tokens, &rows, ActivationCheckpointing::None, compared.extras())
                 .unwrap();
             assert_eq!(forward.scores().divergence, [0.0; 8], "{name} {divergence:?}");
             student.backward(&ctx, forward, &compared.coefficients(), &mut gradients).unwrap();

@@ -181,11 +181,7 @@ fn wrong_derivatives_are_refused() {
     assert_eq!(backward(&reward, &by(&d_value, &[0.0; 2])), BatchError::LastValues { len: 2, segments: 5 });
     let policy = model("tiny-qwen2");
     let zeros = vec![0.0; d_value.len()];
-    let by = ScoreGrads {
-        d_logprob: &zeros,
-        d_entropy: &zeros,
-        d_last_value: &[0.0; 5],
-        ..ScoreGrads::default()
-    };
+    let by =
+        ScoreGrads { d_logprob: &zeros, d_entropy: &zeros, d_last_value: &[0.0; 5], ..ScoreGrads::default() };
     assert_eq!(backward(&policy, &by), BatchError::NoHead { what: "d_last_value" });
 }
