@@ -42,6 +42,7 @@ pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
         outcome: owned(batch.outcome),
         margin: owned(batch.margin),
         steps: batch.steps.to_vec(),
+        teacher: batch.teacher.cloned(),
         given: batch.given.cloned(),
         mismatch: batch.mismatch,
     }

@@ -181,6 +181,7 @@ fn the_mean_of_equal_steps_is_the_step() {
         min_reward: Some(33.0),
         mean_reward: Some(34.0),
         max_reward: Some(35.0),
+        teacher_divergence: Some(36.0),
     };
     assert_eq!(
         LossMetrics::over_steps(&[
@@ -198,7 +199,7 @@ fn the_mean_of_equal_steps_is_the_step() {
     );
     let named = m.named();
     let values: Vec<f64> = named.iter().map(|(_, value)| *value).collect();
-    assert_eq!(values.len(), 31);
+    assert_eq!(values.len(), 32);
     for (name, value) in [
         (metric::COV_PICKED_RATIO, 11.0),
         (metric::CORRECTION_WEIGHT_MEAN, 16.0),
@@ -217,6 +218,7 @@ fn the_mean_of_equal_steps_is_the_step() {
         (metric::MIN_REWARD, 33.0),
         (metric::MEAN_REWARD, 34.0),
         (metric::MAX_REWARD, 35.0),
+        (metric::TEACHER_DIVERGENCE, 36.0),
         (metric::VALUE_LOSS, 20.0),
         (metric::VALUE_CLIP_RATIO, 21.0),
         (metric::VALUE_EXPLAINED_VARIANCE, 22.0),

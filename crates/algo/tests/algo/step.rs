@@ -90,6 +90,7 @@ impl Step {
             outcome: given(&self.outcome, sequences),
             margin: None,
             steps: &[],
+            teacher: None,
             given: None,
             mismatch: self.mismatch,
         }
