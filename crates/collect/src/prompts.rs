@@ -171,7 +171,7 @@ pub enum PromptRoom {
 }
 
 impl PromptRoom {
-    /// Most tokens of a prompt, including its demonstration if there is one.
+    /// Most tokens of a prompt, and of its demonstration if nothing is sampled.
     pub fn tokens(self) -> usize {
         match self {
             Self::Completion { context, max_new_tokens } => context.saturating_sub(max_new_tokens),
@@ -179,8 +179,14 @@ impl PromptRoom {
         }
     }
 
+    /// True if the prompt leaves room for a completion, and a demonstration of it fits into the context.
     fn fits(self, length: TaskLength) -> bool {
-        length.total() <= self.tokens() as u64
+        match self {
+            Self::Completion { context, .. } => {
+                length.prompt as usize <= self.tokens() && length.total() <= context as u64
+            }
+            Self::Demonstration { room } => length.total() <= room as u64,
+        }
     }
 }
 
@@ -334,7 +340,19 @@ pub fn check_room(
     let at = dataset.location(selection.position(first as u64))?;
     let TaskLength { prompt, demonstration, .. } = lengths[first];
     let (count, measured) = (lengths.iter().filter(|&&length| !room.fits(length)).count(), lengths.len());
+    let demonstration_too_long = |room| PromptError::DemonstrationTooLong {
+        at: at.clone(),
+        prompt,
+        demonstration,
+        room,
+        count,
+        measured,
+        longest: lengths.iter().map(|length| length.total()).max().unwrap_or(0),
+    };
     Err(match room {
+        PromptRoom::Completion { context, .. } if prompt as usize <= room.tokens() => {
+            demonstration_too_long(context)
+        }
         PromptRoom::Completion { context, max_new_tokens } => PromptError::PromptTooLong {
             at,
             prompt,
@@ -346,14 +364,6 @@ pub fn check_room(
             longest: lengths.iter().map(|length| length.prompt).max().unwrap_or(0),
             is_generated: dataset.is_generated(),
         },
-        PromptRoom::Demonstration { room } => PromptError::DemonstrationTooLong {
-            at,
-            prompt,
-            demonstration,
-            room,
-            count,
-            measured,
-            longest: lengths.iter().map(|length| length.total()).max().unwrap_or(0),
-        },
+        PromptRoom::Demonstration { room } => demonstration_too_long(room),
     })
 }

@@ -266,7 +266,7 @@ fn a_kl_in_the_reward_is_measured_to_the_teacher() {
                 "stage.rl.steps=2",
                 "stage.rl.groups_per_batch=4",
                 "stage.rl.method=reinforce_pp",
-                "stage.rl.algorithm={advantage={gamma=0.0},whiten=false,kl={coef=1.0}}",
+                "stage.rl.algorithm={kl={coef=1.0}}",
                 "reward.components=[{kind='numeric',weight=0.0}]",
             ][..],
             more,
@@ -362,10 +362,10 @@ fn a_student_of_half_the_size_comes_near_its_teacher() {
         train(&config);
         accuracy(&config, "correct")
     };
-    let (of_teacher, folder) = teacher("180");
+    let (of_teacher, folder) = teacher("300");
     assert!(of_teacher > 0.9, "{of_teacher}");
     let of_student = student("student", &folder);
-    assert!(of_student >= of_teacher - 0.03, "{of_student} after {of_teacher}");
+    eprintln!("{of_teacher} {of_student}");assert!(of_student >= of_teacher - 0.03, "{of_student} after {of_teacher}");
     let (_, untrained) = teacher("1");
     let of_other = student("other", &untrained);
     assert!(of_other < 0.2, "{of_other}");
