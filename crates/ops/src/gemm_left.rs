@@ -40,7 +40,7 @@ pub(crate) unsafe fn pack_left<S: Simd, A: Arithmetic<S>>(s: S, pass: &Pass<'_>,
     unsafe {
         match pass.block.a {
             Source::Words(a) | Source::F32(a) if pass.block.a_step == 1 => {
-                along::<S, A, _>(s, pass, a, tiles)
+                along::<S, A, _>(s, pass, a, tiles);
             }
             Source::Words(a) | Source::F32(a) => across::<S, A, _>(s, pass, a, tiles),
             Source::Bf16(a) if pass.block.a_step == 1 => along::<S, A, _>(s, pass, a, tiles),

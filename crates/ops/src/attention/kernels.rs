@@ -228,12 +228,12 @@ unsafe fn add_weighted_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Weighted
     // SAFETY: guaranteed by the caller.
     unsafe {
         if M::STEPS == 1 {
-            any_rows::<S, M, ANY>(s, m, x)
+            any_rows::<S, M, ANY>(s, m, x);
         } else if x.row_step == 1 {
-            any_rows::<S, M, ACROSS>(s, m, x)
+            any_rows::<S, M, ACROSS>(s, m, x);
         } else {
             debug_assert!(x.word_step == 1);
-            any_rows::<S, M, ALONG>(s, m, x)
+            any_rows::<S, M, ALONG>(s, m, x);
         }
     }
 }
