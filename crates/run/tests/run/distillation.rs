@@ -319,8 +319,8 @@ fn teachers_with_other_tokens_are_refused() {
 const SHORT: [&str; 5] = [
     "data.min_digits=2",
     "data.max_digits=2",
-    "stage.imitate.steps=180",
-    "stage.correct.steps=25",
+    "stage.imitate.steps=360",
+    "stage.correct.steps=40",
     "stage.imitate.eval_every=0",
 ];
 
@@ -362,10 +362,11 @@ fn a_student_of_half_the_size_comes_near_its_teacher() {
         train(&config);
         accuracy(&config, "correct")
     };
-    let (of_teacher, folder) = teacher("300");
-    assert!(of_teacher > 0.9, "{of_teacher}");
+    let (of_teacher, folder) = teacher("540");
+    assert!(of_teacher > 0.85, "{of_teacher}");
     let of_student = student("student", &folder);
-    eprintln!("{of_teacher} {of_student}");assert!(of_student >= of_teacher - 0.03, "{of_student} after {of_teacher}");
+    eprintln!("{of_teacher} {of_student}");
+    assert!(of_student >= of_teacher - 0.03, "{of_student} after {of_teacher}");
     let (_, untrained) = teacher("1");
     let of_other = student("other", &untrained);
     assert!(of_other < 0.2, "{of_other}");

@@ -23,11 +23,11 @@ const REWARD_MODEL: [&str; 4] = [
     "[sampling] -> [eval.sampling]",
     "stage.rl.data={rows='preferences'}",
 ];
-/// The second stage learns from a teacher, which [`DISTILL`] adds.
+/// The second stage samples for a teacher, which [`DISTILL`] adds.
 const DISTILLS: &str = "stage.rl.method=distill";
-const NO_SETTINGS: &str = "stage.rl.algorithm={}";
+const SAMPLES: &str = "group_size = 2 -> distillation.on_policy_share = 0.5";
 const TEACHER: &str = "stage.rl.teacher.path=folder";
-const DISTILL: &[&str] = &[DISTILLS, NO_SETTINGS, TEACHER];
+const DISTILL: &[&str] = &[DISTILLS, SAMPLES, TEACHER];
 const STALE: &str = "schedule.max_staleness=1";
 const PINNED: &str = "schedule.pin_version=true";
 
@@ -76,17 +76,17 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("set `{} = \"embedded\"`", &["policies.other={}", TWO, "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"`", &[&["policies.other={}", TWO, "stage.rl.trainer.backend=embedded"]]),
     mistake("choose a method without one, such as `grpo` or `rloo`", &["policies.other={}", TWO, "stage.rl.method=ppo"], "choose a method without one, such as `grpo` or `rloo`", &[&["policies.other={}", TWO, "stage.rl.method=grpo"], &["policies.other={}", TWO, "stage.rl.method=rloo"]]),
     // Teachers
-    mistake("add `[stage.teacher]` with the `path` of a model, the name of an earlier `stage`, or the `url` of a server", &[DISTILLS, NO_SETTINGS], "add `[stage.teacher]` with the `path` of a model, the name of an earlier `stage`, or the `url` of a server",
-        &[DISTILL, &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.stage=warmup"], &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation.top_k=16"]]),
+    mistake("add `[stage.teacher]` with the `path` of a model, the name of an earlier `stage`, or the `url` of a server", &[DISTILLS, SAMPLES], "add `[stage.teacher]` with the `path` of a model, the name of an earlier `stage`, or the `url` of a server",
+        &[DISTILL, &[DISTILLS, SAMPLES, "stage.rl.teacher.stage=warmup"], &[DISTILLS, SAMPLES, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation.top_k=16"]]),
     mistake("set `{}` above 0 to measure it to the teacher", &["stage.rl.teacher.path=folder"], "set `stage.rl.algorithm.kl.coef` above 0 to measure it to the teacher", &[&["stage.rl.teacher.path=folder", "stage.rl.algorithm.kl.coef=0.1"]]),
-    mistake("set one of `path`, `stage` and `url`", &[DISTILLS, NO_SETTINGS, "stage.rl.teacher={}"], "set one of `path`, `stage` and `url`", &[DISTILL]),
-    mistake("set one of `path`, `stage` and `url`", &[DISTILLS, NO_SETTINGS, "stage.rl.teacher={path='folder',stage='warmup'}"], "set one of `path`, `stage` and `url`", &[DISTILL, &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.stage=warmup"]]),
+    mistake("set one of `path`, `stage` and `url`", &[DISTILLS, SAMPLES, "stage.rl.teacher={}"], "set one of `path`, `stage` and `url`", &[DISTILL]),
+    mistake("set one of `path`, `stage` and `url`", &[DISTILLS, SAMPLES, "stage.rl.teacher={path='folder',stage='warmup'}"], "set one of `path`, `stage` and `url`", &[DISTILL, &[DISTILLS, SAMPLES, "stage.rl.teacher.stage=warmup"]]),
     mistake("the first stage can only have the `path` or the `url` of a teacher", &["stage.warmup.method=distill", "stage.warmup.teacher.stage=rl"], "the first stage can only have the `path` or the `url` of a teacher", &[&["stage.warmup.method=distill", "stage.warmup.teacher.path=folder"]]),
-    mistake("earlier stages are {}", &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.stage=rl"], "earlier stages are `warmup`", &[&[DISTILLS, NO_SETTINGS, "stage.rl.teacher.stage=warmup"]]),
+    mistake("earlier stages are {}", &[DISTILLS, SAMPLES, "stage.rl.teacher.stage=rl"], "earlier stages are `warmup`", &[&[DISTILLS, SAMPLES, "stage.rl.teacher.stage=warmup"]]),
     mistake("set the `path` of the teacher instead of its `url`", &["stage.rl.algorithm.kl.coef=0.1", "stage.rl.teacher.url=http://localhost:8000"], "set the `path` of the teacher instead of its `url`", &[&["stage.rl.algorithm.kl.coef=0.1", "stage.rl.teacher.path=folder"]]),
-    mistake("set `{} = 16`", &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.url=http://localhost:8000"], "set `stage.rl.algorithm.distillation.top_k = 16`", &[&[DISTILLS, NO_SETTINGS, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation.top_k=16"]]),
-    mistake("remove `{}`", &[DISTILLS, NO_SETTINGS, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation={top_k=16,temperature=2.0}"], "remove `stage.rl.algorithm.distillation.temperature`", &[&[DISTILLS, NO_SETTINGS, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation={top_k=16}"]]),
-    mistake("set `{} = \"embedded\"`", &[DISTILLS, NO_SETTINGS, TEACHER, "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"`", &[&[DISTILLS, NO_SETTINGS, TEACHER, "stage.rl.trainer.backend=embedded"]]),
+    mistake("set `{} = 16`", &[DISTILLS, SAMPLES, "stage.rl.teacher.url=http://localhost:8000"], "set `stage.rl.algorithm.distillation.top_k = 16`", &[&[DISTILLS, SAMPLES, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation.top_k=16"]]),
+    mistake("remove `{}`", &[DISTILLS, SAMPLES, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation={top_k=16,temperature=2.0}"], "remove `stage.rl.algorithm.distillation.temperature`", &[&[DISTILLS, SAMPLES, "stage.rl.teacher.url=http://localhost:8000", "stage.rl.algorithm.distillation={top_k=16}"]]),
+    mistake("set `{} = \"embedded\"`", &[DISTILLS, SAMPLES, TEACHER, "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"`", &[&[DISTILLS, SAMPLES, TEACHER, "stage.rl.trainer.backend=embedded"]]),
     mistake("train the policies without a teacher", &["policies.other={}", TWO, "stage.rl.algorithm.kl.coef=0.1", "stage.rl.teacher.path=folder"], "train the policies without a teacher", &[&["policies.other={}", TWO, "stage.rl.algorithm.kl.coef=0.1"]]),
     // Adapters
     mistake("give `{}` the settings of that stage", &[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=2}"], "give `stage.rl.trainer.lora` the settings of that stage",
