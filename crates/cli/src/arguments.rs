@@ -166,7 +166,7 @@ pub(crate) struct Train {
 Examples:
   rloom eval runs/arithmetic
   rloom eval runs/arithmetic --checkpoint rl-step-000050 --set eval.tasks=1000
-  rloom eval runs/reward-model --checkpoint latest --against sft-step-000900
+  rloom eval runs/reward-model --checkpoint latest --against sft-step-000700
   rloom eval path/to/model --config recipe.toml")]
 pub(crate) struct Eval {
     /// Folder of a run; with --config a model: a folder or a hub name.

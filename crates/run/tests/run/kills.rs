@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use crate::engines::factory::{FolderSampling, Parts};
 use crate::engines::folder_sampler::FolderSampler;
 use crate::recipe;
-use kinds::{AGENTS, COMMON, Engines, KINDS, Kind, OF_ROWS, REUSE, SEGMENTS};
+use kinds::{AGENTS, COMMON, DISTILLATION, Engines, KINDS, Kind, OF_ROWS, REUSE, SEGMENTS};
 use rloom_config::Config;
 use rloom_core::{Purpose, RandomKey, RandomStream};
 use rloom_run::{ResumeOptions, RunError, StopFlag, Summary, train_on};
@@ -60,6 +60,9 @@ fn config(kind: &Kind, directory: &Path) -> Config {
         let overrides: Vec<&str> =
             overrides.into_iter().filter(|key| !key.starts_with("sampling.")).collect();
         return recipe::without_sampling(directory, &overrides);
+    }
+    if kind.name == DISTILLATION {
+        return recipe::without_groups(directory, &overrides);
     }
     recipe::config(directory, &overrides)
 }

@@ -221,7 +221,7 @@ fn answers_improve_by_the_true_reward() {
         let policy = Policy::open(&checkpoint(&config, name), Dtype::F32).unwrap();
         rloom_run::evaluate(&policy, eval, &hub, &ctx, 1, usize::MAX, &mut |_, _| {}).unwrap().samples
     };
-    let rate = WinRate::of(&answers("ppo-step-000012"), &answers("sft-step-000900"));
+    let rate = WinRate::of(&answers("ppo-step-000012"), &answers("sft-step-000700"));
     assert_eq!(rate.tasks(), 512);
     assert!(rate.rate() >= 0.65, "{rate:?}");
 }

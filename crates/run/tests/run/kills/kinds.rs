@@ -177,7 +177,7 @@ pub(super) const KINDS: [Kind; 20] = [
         &["stage.rl.method=distill", "stage.rl.from=model", "stage.rl.teacher={stage='warmup'}"],
     ),
     Kind {
-        name: "a distillation of samples and demonstrations",
+        name: DISTILLATION,
         schedule: &[
             "stage.rl.method=distill",
             "stage.rl.from=model",
@@ -202,6 +202,8 @@ const fn of_rows(name: &'static str, schedule: &'static [&'static str]) -> Kind 
     Kind { name, schedule, max_staleness: 0, is_reproducible: true, engines: Engines::Embedded }
 }
 
+/// The kind whose batches are samples and demonstrations.
+pub(super) const DISTILLATION: &str = "a distillation of samples and demonstrations";
 /// The kind that trains an adapter.
 pub(super) const ADAPTER: &str = "an adapter";
 /// The kind whose episodes are those of agents.

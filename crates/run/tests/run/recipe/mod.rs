@@ -68,20 +68,30 @@ pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template=\"{% for message
 
 /// The recipe with overrides, for a run below `directory`.
 pub(crate) fn config(directory: &Path, overrides: &[&str]) -> Config {
+    of_text(TEXT, directory, overrides)
+}
+
+fn of_text(text: &str, directory: &Path, overrides: &[&str]) -> Config {
     let parent = format!("run.directory={}", directory.display());
     let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
-    Config::from_text("tiny.toml", TEXT, &all).map_err(|errors| errors.to_string()).unwrap()
+    Config::from_text("tiny.toml", text, &all).map_err(|errors| errors.to_string()).unwrap()
 }
 
 /// The recipe with a second stage that learns from given completions instead of sampling.
 #[cfg(unix)]
 pub(crate) fn without_sampling(directory: &Path, overrides: &[&str]) -> Config {
-    let text = TEXT.replace("[sampling]", "[eval.sampling]");
-    let text = text.replace("[stage.algorithm]\ngroup_size = 4\n", "");
-    let parent = format!("run.directory={}", directory.display());
-    let all: Vec<&str> = std::iter::once(parent.as_str()).chain(overrides.iter().copied()).collect();
-    Config::from_text("tiny.toml", &text, &all).map_err(|errors| errors.to_string()).unwrap()
+    of_text(&TEXT.replace("[sampling]", "[eval.sampling]").replace(GROUPS, ""), directory, overrides)
 }
+
+/// The recipe with a second stage that compares nothing.
+#[cfg(unix)]
+pub(crate) fn without_groups(directory: &Path, overrides: &[&str]) -> Config {
+    of_text(&TEXT.replace(GROUPS, ""), directory, overrides)
+}
+
+/// The settings of the second stage's algorithm.
+#[cfg(unix)]
+const GROUPS: &str = "[stage.algorithm]\ngroup_size = 4\n";
 
 /// The recipe without its model, for overrides that name one.
 pub(crate) fn without_model() -> String {
