@@ -229,9 +229,7 @@ impl Composer<'_> {
         let has_validation =
             !samples && !keys.method.trains_reward_model() && !self.layers("validation", &[stage]).is_empty();
         let validation = has_validation.then(|| self.section("validation", &[stage], stage.origin));
-        let rollout = if !samples {
-            None
-        } else {
+        let rollout = if samples {
             let sampling = self.section("sampling", &[stage], stage.origin);
             let has_reward = self.root.get("reward").is_some() || stage.table.get("reward").is_some();
             let reward = if keys.method == Method::Distill && !has_reward {
@@ -250,6 +248,8 @@ impl Composer<'_> {
                 schedule: schedule?,
                 domains: domains?,
             })
+        } else {
+            None
         };
         let keys = Section { value: keys, node, layers: Vec::new(), path: stage.path.clone() };
         Some(StageDraft {

@@ -17,7 +17,7 @@ use crate::{Policy, RunError};
 #[derive(Debug)]
 pub enum StageTeacher {
     /// A model that this process computes.
-    Model(Policy),
+    Model(Box<Policy>),
     /// A server.
     Endpoint(Box<EndpointTeacher>),
 }
@@ -44,7 +44,7 @@ pub(crate) fn open(
     };
     let policy = Policy::open_frozen(&folder, config.dtype)?;
     match difference(&policy, inputs) {
-        None => Ok(Some(StageTeacher::Model(policy))),
+        None => Ok(Some(StageTeacher::Model(Box::new(policy)))),
         Some(what) => Err(RunError::OtherTeacher { stage: stage.name.clone(), model: source, what }),
     }
 }

@@ -44,7 +44,7 @@ pub fn distillation_loss(
         Compared::Vocabulary(_) => grad.d_divergence = vec![0.0; tokens],
         Compared::Top { student, .. } => grad.d_candidate_logprob = vec![0.0; student.len()],
     }
-    let mut slopes = Slopes::default();
+    let mut slopes = TokenSlopes::default();
     for (index, range) in inputs.rows.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
         inputs.check_row(index, range)?;
         let is_masked = inputs.is_masked(index);
@@ -63,7 +63,7 @@ pub fn distillation_loss(
                 Compared::Top { k, student, teacher } => {
                     let own = at * k..(at + 1) * k;
                     let value = slopes.of(&loss.distillation, &student[own.clone()], &teacher[own.clone()]);
-                    for (to, slope) in grad.d_candidate_logprob[own].iter_mut().zip(&slopes.slopes) {
+                    for (to, slope) in grad.d_candidate_logprob[own].iter_mut().zip(&slopes.by_student) {
                         *to = rounded(slope / divisor, index, t)?;
                     }
                     value
@@ -115,13 +115,13 @@ impl<'a> Compared<'a> {
 
 /// Numbers of one token in `f64`; the memory is reused for the next.
 #[derive(Default)]
-struct Slopes {
+struct TokenSlopes {
     student: Vec<f64>,
     teacher: Vec<f64>,
-    slopes: Vec<f64>,
+    by_student: Vec<f64>,
 }
 
-impl Slopes {
+impl TokenSlopes {
     /// Computes the derivatives by the student's log-probabilities, and returns the divergence.
     fn of(&mut self, distillation: &Distillation, student: &[f32], teacher: &[f32]) -> f64 {
         let widen = |to: &mut Vec<f64>, from: &[f32]| {
@@ -130,8 +130,8 @@ impl Slopes {
         };
         widen(&mut self.student, student);
         widen(&mut self.teacher, teacher);
-        self.slopes.clear();
-        self.slopes.resize(student.len(), 0.0);
-        distillation.over_top(&self.student, &self.teacher, &mut self.slopes)
+        self.by_student.clear();
+        self.by_student.resize(student.len(), 0.0);
+        distillation.over_top(&self.student, &self.teacher, &mut self.by_student)
     }
 }

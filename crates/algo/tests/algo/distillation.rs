@@ -45,8 +45,9 @@ struct Case {
 fn top(loss: &DistillationLoss, k: usize, student: &[f32], teacher: &[f32]) -> LossGrad {
     let tokens = student.len() / k;
     let teacher = TeacherTop { k, logprob: teacher.to_vec() };
-    let rows = [0..tokens];
-    let batch = LossBatch { rows: &rows, teacher: Some(&teacher), ..LossBatch::default() };
+    let rows = 0..tokens;
+    let batch =
+        LossBatch { rows: std::slice::from_ref(&rows), teacher: Some(&teacher), ..LossBatch::default() };
     let scores = TokenScores {
         logprob: vec![-1.0; tokens],
         entropy: vec![0.5; tokens],

@@ -1,8 +1,6 @@
 //! The divergence of two heads compared with its definition in f64, its gradients with finite differences of that definition,
 //! and its bits across instruction sets, threads and batches.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use crate::support::{assert_same, contexts, noise};
 use rloom_ops::{
     Bf16, Buf, Ctx, Divergence, DivergenceScores, Element, HeadRows, Packed, head_divergence,
