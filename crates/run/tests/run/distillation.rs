@@ -336,8 +336,8 @@ fn accuracy(config: &Config, stage: &str) -> f64 {
     lines.iter().filter_map(of_stage).next_back().unwrap()
 }
 
-/// The shortened recipe: a student of half the size comes within three points of its teacher. From a teacher that has learned
-/// nothing it learns nothing, though the demonstrations are the same.
+/// The shortened recipe: a student of half the size learns what its teacher knows. From a teacher that has learned nothing it learns
+/// nothing, though the demonstrations are the same.
 #[test]
 fn a_student_of_half_the_size_learns_from_its_teacher() {
     let directory = tempfile::tempdir().unwrap();
