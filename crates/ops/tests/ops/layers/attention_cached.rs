@@ -145,7 +145,7 @@ fn any_number_of_heads_per_kv_head_is_bitwise_identical_to_training() {
     }
 }
 
-/// There is no room for the scores of all heads over so many keys.
+/// There is no room for the scores of all heads over this many keys.
 #[test]
 fn a_head_over_many_keys_is_bitwise_identical_alone_and_among_others() {
     let (ctx, tokens, group, e) = (Ctx::serial(), 12_000, 7, 8);
