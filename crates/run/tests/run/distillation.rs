@@ -276,14 +276,14 @@ fn a_kl_in_the_reward_is_measured_to_the_teacher() {
         rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
         steps(&config, "rl")
     };
-    const REWARD: [&str; 2] = [
+    let reward = [
         "stage.rl.method=reinforce_pp",
         "stage.rl.algorithm={advantage={gamma=0.0},whiten=false,kl={coef=1.0}}",
     ];
-    let own = run("own", &REWARD);
+    let own = run("own", &reward);
     assert!(own[0]["kl"].abs() < 1e-12, "the student has not moved from its start: {}", own[0]["kl"]);
     let path = format!("stage.rl.teacher.path={}", teacher.display());
-    let taught = run("taught", &[REWARD[0], REWARD[1], &path]);
+    let taught = run("taught", &[reward[0], reward[1], &path]);
     assert!(taught[0]["kl"] > 0.01, "{}", taught[0]["kl"]);
     assert!(taught[0]["grad_norm"] > 0.0);
     // In the loss.
