@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use rloom_core::{SettingError, ValueRange};
+use rloom_core::{SettingError, SettingProblem, ValueRange};
 
 use super::settings::game_settings;
 use super::{Draws, Game, Observe, Opponent, Played, Rules, digit};
@@ -20,6 +20,10 @@ game_settings! {
         draw_reward: f64 = 0.0,
         /// What the policy sees after a move.
         observation: Observe = Observe::Board,
+        /// Play on after each move that the opponent may choose, one after the other: an episode has all games against this opponent
+        /// from its beginning, and earns the lowest of their rewards. `max_turns` counts the turns of all of them. Needs
+        /// `observation = "position"`.
+        every_reply: bool = false,
     }
 }
 
@@ -30,12 +34,17 @@ impl Rules for TicTacToeSettings {
         "the policy's mark and a board or the moves, such as `X .../.../...` or `O X5`";
 
     fn check(&self) -> Result<(), SettingError> {
+        if self.every_reply && self.observation != Observe::Position {
+            let (value, expected) = ("true".to_owned(), "false without `observation = \"position\"`");
+            return Err(SettingProblem::Invalid { value, expected }.at("every_reply"));
+        }
         ValueRange::between(-1.0, 1.0).check("draw_reward", self.draw_reward)
     }
 
     fn begin(&self, answer: &str, draws: Draws) -> Option<Box<dyn Game>> {
         let position = Position::read(answer)?;
-        Some(Box::new(Match { settings: self.clone(), mark: position.board.mover(), position, draws }))
+        let (mark, settings) = (position.board.mover(), self.clone());
+        Some(Box::new(Match { settings, mark, position, draws, left: Vec::new(), lowest: None }))
     }
 }
 
@@ -59,7 +68,7 @@ const LINES: [[usize; 3]; 8] =
     [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]];
 
 /// A position as prompts and the answers of tasks have it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Position {
     pub(super) board: Board,
     /// All moves, if they are written instead of the board.
@@ -87,6 +96,13 @@ impl Position {
             *moves += &(cell + 1).to_string();
         }
         self.board = self.board.with(cell);
+    }
+
+    /// The position after a move.
+    fn after(&self, cell: usize) -> Self {
+        let mut next = self.clone();
+        next.play(cell);
+        next
     }
 
     /// The position for the player of a mark.
@@ -222,16 +238,64 @@ struct Match {
     mark: Mark,
     position: Position,
     draws: Draws,
+    /// Positions of other games that are still to be played on.
+    left: Vec<Position>,
+    /// The lowest reward of the games that are over, if all are played.
+    lowest: Option<f64>,
 }
 
 impl Match {
-    /// The end of the game, if it is over.
-    fn end(&self) -> Option<Played> {
-        Some(Played::over(match self.position.board.result()? {
+    /// The reward of a game, if it is over.
+    fn reward(&self, position: &Position) -> Option<f64> {
+        Some(match position.board.result()? {
             End::Won(winner) if winner == self.mark => 1.0,
             End::Won(_) => -1.0,
             End::Draw => self.settings.draw_reward,
+        })
+    }
+
+    /// The moves among which the opponent chooses.
+    fn replies(&self) -> Vec<usize> {
+        match self.settings.opponent {
+            Opponent::Random => self.position.board.empty(),
+            Opponent::Best => self.position.board.best(),
+        }
+    }
+
+    /// Plays one of the opponent's moves.
+    fn reply(&mut self) -> Option<Played> {
+        let reply = self.draws.choose(&self.replies())?;
+        self.position.play(reply);
+        if let Some(reward) = self.reward(&self.position) {
+            return Some(Played::over(reward));
+        }
+        Some(Played::next(match self.settings.observation {
+            Observe::Board => self.position.board.text("/"),
+            Observe::Move => (reply + 1).to_string(),
+            Observe::Position => self.position.text(self.mark),
         }))
+    }
+
+    /// Branches after the policy's move into the games of all replies, and continues with one that is not over.
+    fn branch(&mut self) -> Played {
+        let replies = if self.reward(&self.position).is_some() { Vec::new() } else { self.replies() };
+        let mut next: Vec<Position> = replies.into_iter().map(|reply| self.position.after(reply)).collect();
+        if next.is_empty() {
+            next.push(self.position.clone());
+        }
+        for position in next {
+            match self.reward(&position) {
+                Some(reward) => self.lowest = Some(self.lowest.map_or(reward, |lowest| lowest.min(reward))),
+                None => self.left.push(position),
+            }
+        }
+        match self.left.pop() {
+            Some(position) => {
+                self.position = position;
+                Played::next(self.position.text(self.mark))
+            }
+            None => Played::over(self.lowest.unwrap_or(0.0)),
+        }
     }
 }
 
@@ -239,22 +303,13 @@ impl Game for Match {
     fn play(&mut self, text: &str) -> Option<Played> {
         let cell = digit(text)?.checked_sub(1).filter(|&cell| self.position.board.0[cell].is_none())?;
         self.position.play(cell);
-        if let Some(end) = self.end() {
-            return Some(end);
+        if self.settings.every_reply {
+            return Some(self.branch());
         }
-        let cells = match self.settings.opponent {
-            Opponent::Random => self.position.board.empty(),
-            Opponent::Best => self.position.board.best(),
-        };
-        let reply = self.draws.choose(&cells)?;
-        self.position.play(reply);
-        Some(self.end().unwrap_or_else(|| {
-            Played::next(match self.settings.observation {
-                Observe::Board => self.position.board.text("/"),
-                Observe::Move => (reply + 1).to_string(),
-                Observe::Position => self.position.text(self.mark),
-            })
-        }))
+        match self.reward(&self.position) {
+            Some(reward) => Some(Played::over(reward)),
+            None => self.reply(),
+        }
     }
 
     fn moves(&self) -> Vec<String> {

@@ -7,6 +7,7 @@ mod attempts;
 mod conforming;
 mod conversations;
 mod demonstrations;
+mod every_reply;
 mod games;
 mod guess;
 mod history;
