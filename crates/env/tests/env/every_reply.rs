@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rloom_core::{PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task, Ticket};
+use rloom_core::{PromptSource, Purpose, RandomKey, SampleKey, StopReason, Task, Ticket, Trajectory};
 use rloom_env::{Attempt, EnvironmentSettings};
 use rloom_text::{CharacterSettings, Tokenizer};
 use serde_json::{Value, json};
@@ -99,8 +99,7 @@ fn played(opponent: &str, start: Board, own: Moves) -> (f64, usize) {
         now(attempt.turn(turn(&tokens, StopReason::StopToken))).unwrap();
     }
     let segments = attempt.finish().unwrap();
-    let rewards: Vec<f64> =
-        segments.iter().flat_map(|segment| segment.steps()).map(|step| step.reward).collect();
+    let rewards: Vec<f64> = segments.iter().flat_map(Trajectory::steps).map(|step| step.reward).collect();
     (rewards.iter().sum(), rewards.len())
 }
 
