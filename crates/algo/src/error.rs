@@ -16,6 +16,8 @@ pub enum Score {
     BehaviorLogprob,
     /// The reference model's log-probability.
     ReferenceLogprob,
+    /// The policy's log-probability at half the temperature.
+    SharpenedLogprob,
     /// Advantage.
     Advantage,
     /// The value head's output.
@@ -53,6 +55,7 @@ impl Score {
             Self::OldLogprob => "old log-probability",
             Self::BehaviorLogprob => "behaviour log-probability",
             Self::ReferenceLogprob => "reference log-probability",
+            Self::SharpenedLogprob => "log-probability at half the temperature",
             Self::Advantage => "advantage",
             Self::Value => "value",
             Self::PrmLogprob => "process-reward log-probability",

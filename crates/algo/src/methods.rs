@@ -89,6 +89,8 @@ methods! {
     Aot = "aot" => preference(P::Aot),
     /// The loss that DiscoPOP discovered.
     Discopop = "discopop" => preference(P::Discopop),
+    /// Weighted preference optimisation: DPO with weights for completions that the policy could have sampled.
+    Wpo = "wpo" => preference(P::Wpo),
     /// Mixed preference optimisation: a weighted list of losses.
     Mpo = "mpo" => preference(P::Mpo),
     /// DPO on pairs of the policy's own samples.

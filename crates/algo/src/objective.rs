@@ -34,6 +34,9 @@ pub struct LossInputs {
     pub interpolation: Option<Vec<f32>>,
     /// The reference model's log-probabilities.
     pub reference: Option<Vec<f32>>,
+    /// The policy's log-probabilities at half the temperature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharpened: Option<Vec<f32>>,
     /// Target of each token's value.
     pub returns: Option<Vec<f32>>,
     /// Value of each token before the batch's first optimiser step.
@@ -69,6 +72,7 @@ impl LossInputs {
             old_logprob: self.old.as_deref().or(self.behavior.as_deref()),
             behavior_logprob: self.behavior.as_deref(),
             reference_logprob: self.reference.as_deref(),
+            sharpened_logprob: self.sharpened.as_deref(),
             interpolation: self.interpolation.as_deref(),
             returns: self.returns.as_deref(),
             old_value: self.old_value.as_deref(),

@@ -456,6 +456,7 @@ impl BatchTrainer {
             }
         };
         let mut inputs = self.policy_inputs(engine, minibatch, version, &loss)?;
+        self.add_sharpened(engine, minibatch.packed, &mut inputs)?;
         let mut packed = Cow::Borrowed(minibatch.packed);
         if let Some(distillation) = self.algorithm.distillation {
             add_top(engine, &distillation, &mut packed, &mut inputs)?;

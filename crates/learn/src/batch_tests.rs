@@ -51,7 +51,7 @@ impl Recorder {
         let outputs: Vec<(f32, f32)> =
             batch.rows.iter().map(|&row| output(batch.tokens[row as usize], self.steps)).collect();
         TokenScores {
-            logprob: outputs.iter().map(|output| output.0).collect(),
+            logprob: outputs.iter().zip(&batch.inv_temperature).map(|(output, by)| output.0 * by).collect(),
             entropy: vec![1.0; outputs.len()],
             value: outputs.iter().map(|output| output.1).collect(),
             // After the last token of each sequence: its id over 32.

@@ -1,7 +1,9 @@
 //! Preferences of a batch: pairs among its episodes, labels of its trajectories, and the anchor of an optimiser step.
 
+use std::borrow::Cow;
+
 use rloom_algo::{
-    AlgoError, AlgorithmState, Anchor, Filters, Preference, Score, TokenScores, best_and_worst,
+    AlgoError, AlgorithmState, Anchor, Filters, LossInputs, Preference, Score, TokenScores, best_and_worst,
 };
 use rloom_core::{Author, Episode, Group, PREFERENCE, RewardComponent, Role, Span, Trajectory};
 use rloom_engine::{PackedBatch, TrainEngine, TrainError, Which, pack_unshared};
@@ -45,6 +47,27 @@ pub(crate) fn labels(groups: &[Group]) -> Result<Vec<f32>, TrainError> {
 }
 
 impl BatchTrainer {
+    /// Adds the policy's log-probabilities at half the temperature, for a loss that reads them.
+    pub(crate) fn add_sharpened<E: TrainEngine>(
+        &self,
+        engine: &mut E,
+        packed: &[PackedBatch],
+        inputs: &mut Cow<'_, [LossInputs]>,
+    ) -> Result<(), TrainError> {
+        if !self.algorithm.preference.is_some_and(|loss| loss.reads_sharpened()) {
+            return Ok(());
+        }
+        let mut at_half = packed.to_vec();
+        for inverse in at_half.iter_mut().flat_map(|batch| &mut batch.inv_temperature) {
+            *inverse *= 2.0;
+        }
+        let scores = engine.score(Which::Policy, &at_half)?;
+        for (inputs, scores) in inputs.to_mut().iter_mut().zip(scores) {
+            inputs.sharpened = Some(scores.logprob);
+        }
+        Ok(())
+    }
+
     /// The anchor of an optimiser step on `members`, and the state after it. `reference` are the log-probabilities of the
     /// reference by trajectory. The policy scores once more, without a gradient.
     pub(crate) fn anchor<E: TrainEngine>(

@@ -54,6 +54,25 @@ fn pairs_stay_together() {
     assert!(report.advantages.is_empty());
 }
 
+/// The policy is scored once more at half the temperature, where the log-probabilities of this engine are twice as far from 0.
+#[test]
+fn wpo_weighs_pairs_by_the_policy() {
+    let mut models = models(plain);
+    let groups = [pair(0, &[16, 32, 48], &[4]), pair(1, &[5], &[6, 8])];
+    train_from(AlgorithmState::default(), Method::Wpo, "{}", &mut models, &groups).unwrap();
+    let by_token = &models.policy.accumulated[0].1;
+    let mean = |tokens: &[f64]| -tokens.iter().sum::<f64>() / tokens.len() as f64 / 64.0;
+    for (chosen, rejected) in [(&[16.0, 32.0, 48.0][..], &[4.0][..]), (&[5.0], &[6.0, 8.0])] {
+        let margin = 0.25 * (chosen.len() as f64 - rejected.len() as f64);
+        let slope = (mean(chosen) + mean(rejected)).exp() * 0.1 * sigmoid(-0.1 * margin) / 2.0;
+        for (tokens, wanted) in [(chosen, -slope), (rejected, slope)] {
+            for &token in tokens {
+                assert_close(by_token[&(token as u32)].0, wanted, "pair");
+            }
+        }
+    }
+}
+
 /// Each prompt is scored with the completion before it, so that z is the mean number of tokens times 0.25.
 #[test]
 fn kto_compares_with_completions_of_other_prompts() {

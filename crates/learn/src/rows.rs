@@ -155,6 +155,7 @@ pub(crate) fn loss_inputs(
                 old: gathered(&known.old, own),
                 interpolation: gathered(&known.interpolation, own),
                 reference: gathered(&known.reference, own),
+                sharpened: None,
                 returns: gathered(&known.returns, own),
                 old_value: gathered(&known.values, own),
                 outcome: (!known.labels.is_empty())

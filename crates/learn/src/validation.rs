@@ -1,6 +1,6 @@
 //! Loss of the policy on held-out rows, without training.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use rloom_algo::{Algorithm, AlgorithmState, LossStep, LossTerms, Mismatch, PolicyLoss, Sft, Surrogate};
 use rloom_core::{Group, PolicyVersion, metric};
@@ -39,7 +39,8 @@ impl BatchTrainer {
             }
             let packed = self.pack(&members)?;
             let scores = engine.score(Which::Policy, &packed)?;
-            let inputs = loss_inputs(&packed, &members, &known, None, Mismatch::Unmeasured);
+            let mut inputs = Cow::Owned(loss_inputs(&packed, &members, &known, None, Mismatch::Unmeasured));
+            self.add_sharpened(engine, &packed, &mut inputs)?;
             let batch = (&members[..], &packed[..]);
             let draws = self.draws(PolicyVersion(0), 0);
             let (loss, mut state) = (validation_loss(&self.algorithm, state), state.clone());

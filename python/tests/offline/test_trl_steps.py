@@ -147,6 +147,7 @@ CASES = {
     "dft": Case("dft", DEMONSTRATIONS, SFTTrainer, SFTConfig, {"loss_type": "dft"}, tokens=40),
     "dpo": Case("dpo", PAIRS, DPOTrainer, DPOConfig, {"beta": 0.1}),
     "dpo, several micro-batches": Case("dpo", PAIRS, DPOTrainer, DPOConfig, {"beta": 0.1}, tokens=40),
+    "wpo": Case("wpo", PAIRS, DPOTrainer, DPOConfig, {"beta": 0.1, "use_weighting": True}, tokens=40),
     "kto": Case("kto", LABELS, KTOTrainer, KTOConfig, {"beta": 0.1}),
 }
 

@@ -61,6 +61,8 @@ pub struct LossBatch<'a> {
     pub behavior_logprob: Option<&'a [f32]>,
     /// The reference model's log-probabilities.
     pub reference_logprob: Option<&'a [f32]>,
+    /// The policy's log-probabilities at half the temperature, from the weights before the optimiser step.
+    pub sharpened_logprob: Option<&'a [f32]>,
     /// α of each token where the proximal policy is interpolated: old = beh + α(lp − beh), held constant
     /// ([`interpolation`](crate::interpolation())). Replaces `old_logprob`.
     pub interpolation: Option<&'a [f32]>,

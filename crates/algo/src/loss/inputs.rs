@@ -114,6 +114,7 @@ pub(super) struct Inputs<'a> {
     old: Option<&'a [f32]>,
     behavior: Option<&'a [f32]>,
     reference: Option<&'a [f32]>,
+    pub(super) sharpened: Option<&'a [f32]>,
     interpolation: Option<&'a [f32]>,
     outcome: Option<&'a [f32]>,
     /// Of a surrogate that is computed elsewhere.
@@ -167,6 +168,7 @@ impl<'a> Inputs<'a> {
         let inputs = Self::new(batch, scores, Some((&scores.logprob, &scores.entropy)))?;
         for (what, is_missing) in [
             (Score::ReferenceLogprob, preference.reads_reference() && inputs.reference.is_none()),
+            (Score::SharpenedLogprob, preference.reads_sharpened() && inputs.sharpened.is_none()),
             (Score::Outcome, inputs.outcome.is_none()),
             (Score::BehaviorLogprob, inputs.mismatch != Mismatch::Unmeasured && inputs.behavior.is_none()),
         ] {
@@ -246,6 +248,7 @@ impl<'a> Inputs<'a> {
                 (Score::OldLogprob, batch.old_logprob),
                 (Score::BehaviorLogprob, batch.behavior_logprob),
                 (Score::ReferenceLogprob, batch.reference_logprob),
+                (Score::SharpenedLogprob, batch.sharpened_logprob),
                 (Score::Interpolation, batch.interpolation),
                 (Score::Value, Some(&scores.value[..]).filter(|v| !v.is_empty())),
                 (Score::OldValue, batch.old_value),
@@ -274,6 +277,7 @@ impl<'a> Inputs<'a> {
             old: batch.old_logprob,
             behavior: batch.behavior_logprob,
             reference: batch.reference_logprob,
+            sharpened: batch.sharpened_logprob,
             interpolation: batch.interpolation,
             outcome: batch.outcome,
             given: None,

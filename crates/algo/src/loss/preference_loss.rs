@@ -24,8 +24,8 @@ pub struct PreferenceLoss {
 
 /// Value and coefficients of a micro-batch that holds whole pairs.
 ///
-/// Rows, masks, counts and errors are as in [`policy_loss`](crate::policy_loss). Reads the outcomes and, if the loss has a
-/// reference, its log-probabilities. A pair with a masked row is masked as a whole.
+/// Rows, masks, counts and errors are as in [`policy_loss`](crate::policy_loss). Reads the outcomes and, if the loss uses them,
+/// the log-probabilities of the reference and those at half the temperature. A pair with a masked row is masked as a whole.
 pub fn preference_loss(
     loss: &PreferenceLoss,
     batch: &LossBatch<'_>,
@@ -119,6 +119,10 @@ impl<'a> Rows<'a> {
             completions.push(Completion {
                 lp: sum(row.lp),
                 reference: sum(row.reference),
+                sharpened: inputs.sharpened.map_or_else(
+                    || sum(row.lp),
+                    |of| of[range.clone()].iter().map(|&lp| f64::from(lp)).sum(),
+                ),
                 tokens: row.len() as f64,
                 is_desirable: row.outcome > 0.5,
             });

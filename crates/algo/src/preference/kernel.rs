@@ -8,6 +8,8 @@ pub(crate) struct Completion {
     pub(crate) lp: f64,
     /// Σ ref; equal to `lp` if the loss reads no reference.
     pub(crate) reference: f64,
+    /// Σ of the policy's log-probabilities at half the temperature; equal to `lp` if the loss does not read them.
+    pub(crate) sharpened: f64,
     /// Number of policy tokens, at least 1.
     pub(crate) tokens: f64,
     /// True for a chosen or desirable completion.
@@ -77,6 +79,11 @@ pub(crate) trait Kernel {
     /// True if the reference's log-probabilities are used.
     fn reads_reference(&self) -> bool {
         true
+    }
+
+    /// True if the policy's log-probabilities at half the temperature are used.
+    fn reads_sharpened(&self) -> bool {
+        false
     }
 
     fn unit(&self) -> Unit {

@@ -29,6 +29,7 @@ mod running;
 mod simpo;
 mod sppo;
 mod weighted;
+mod wpo;
 
 pub use divergence::Divergence;
 pub use kernel::Anchor;
@@ -46,12 +47,12 @@ pub mod kinds {
     pub use super::{
         aot::Aot, apo_down::ApoDown, apo_zero::ApoZero, bco::Bco, bco_pair::BcoPair, cdpo::Cdpo,
         chosen_nll::ChosenNll, cpo::Cpo, discopop::Discopop, dpo::Dpo, exo::Exo, hinge::Hinge, ipo::Ipo,
-        kto::Kto, mpo::Mpo, nca::Nca, orpo::Orpo, robust::Robust, simpo::Simpo, sppo::Sppo,
+        kto::Kto, mpo::Mpo, nca::Nca, orpo::Orpo, robust::Robust, simpo::Simpo, sppo::Sppo, wpo::Wpo,
     };
 }
 use kinds::{
     Aot, ApoDown, ApoZero, Bco, BcoPair, Cdpo, ChosenNll, Cpo, Discopop, Dpo, Exo, Hinge, Ipo, Kto, Mpo, Nca,
-    Orpo, Robust, Simpo, Sppo,
+    Orpo, Robust, Simpo, Sppo, Wpo,
 };
 
 /// Generates an enum of losses with their settings and the enum of their kinds, from a table.
@@ -145,6 +146,8 @@ losses! {
         Aot = "aot",
         /// The loss that DiscoPOP discovered.
         Discopop = "discopop",
+        /// Weighted preference optimisation.
+        Wpo = "wpo",
         /// A weighted list of losses.
         Mpo = "mpo",
     }
@@ -215,6 +218,11 @@ impl Preference {
     /// True if the reference's log-probabilities are used.
     pub fn reads_reference(&self) -> bool {
         self.kernel().reads_reference()
+    }
+
+    /// True if the policy's log-probabilities at half the temperature are used.
+    pub fn reads_sharpened(&self) -> bool {
+        self.kernel().reads_sharpened()
     }
 
     /// The anchor that the loss reads.

@@ -37,6 +37,7 @@ pub(crate) fn inputs(step: &Step, sequences: Range<usize>) -> LossInputs {
         old: owned(batch.old_logprob),
         interpolation: owned(batch.interpolation),
         reference: owned(batch.reference_logprob),
+        sharpened: owned(batch.sharpened_logprob),
         returns: owned(batch.returns),
         old_value: owned(batch.old_value),
         outcome: owned(batch.outcome),

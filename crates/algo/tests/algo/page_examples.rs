@@ -56,6 +56,8 @@ struct Episode {
     old: Vec<f64>,
     logprob: Vec<f64>,
     reference: Vec<f64>,
+    /// At half the temperature.
+    sharpened: Vec<f64>,
     /// The critic's before the step.
     values: Vec<f64>,
     /// The critic's now.
@@ -205,6 +207,7 @@ fn run_losses(
     let given = |get| Some(flat_f32(example, get)).filter(|xs| !xs.is_empty());
     let (old, behavior) = (given(|e| &e.old), given(|e| &e.behavior));
     let (reference, old_value) = (given(|e| &e.reference), given(|e| &e.values));
+    let sharpened = given(|e| &e.sharpened);
     let label = |e: &Episode| e.reward.unwrap_or_default() as f32;
     let outcome: Vec<f32> = example.group.iter().flat_map(|g| &g.episode).map(label).collect();
     let batch = LossBatch {
@@ -213,6 +216,7 @@ fn run_losses(
         old_logprob: old.as_deref(),
         behavior_logprob: behavior.as_deref(),
         reference_logprob: reference.as_deref(),
+        sharpened_logprob: sharpened.as_deref(),
         outcome: algorithm.preference.map(|_| &outcome[..]),
         returns: algorithm.critic.map(|_| returns),
         old_value: old_value.as_deref(),

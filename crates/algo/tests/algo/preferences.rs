@@ -16,6 +16,8 @@ use serde::Deserialize;
 struct Rows {
     logprob: Vec<Vec<f32>>,
     reference: Vec<Vec<f32>>,
+    /// At half the temperature. If empty, each is as far from `logprob` as its completion has tokens, in tenths.
+    sharpened: Vec<Vec<f32>>,
     outcome: Vec<f32>,
     masked: Vec<bool>,
 }
@@ -36,6 +38,10 @@ impl Rows {
             rows: ranges.collect(),
             masked: self.masked.get(rows.clone()).unwrap_or_default().to_vec(),
             reference: Some(self.reference[rows.clone()].concat()),
+            sharpened: Some(match &self.sharpened[..] {
+                [] => own.iter().flat_map(|lp| lp.iter().map(|x| x + 0.1 * lp.len() as f32)).collect(),
+                given => given[rows.clone()].concat(),
+            }),
             outcome: Some(self.outcome[rows.clone()].to_vec()),
             ..LossInputs::default()
         };
@@ -110,6 +116,8 @@ struct Episode {
     reward: f32,
     logprob: Vec<f32>,
     reference: Vec<f32>,
+    #[serde(default)]
+    sharpened: Option<Vec<f32>>,
 }
 
 /// Values to 1e-9, derivatives to the rounding of f32.
@@ -123,6 +131,7 @@ fn goldens() {
         for episode in case.groups.into_iter().flatten() {
             rows.logprob.push(episode.logprob);
             rows.reference.push(episode.reference);
+            rows.sharpened.extend(episode.sharpened);
             rows.outcome.push(episode.reward);
         }
         let grad = rows.grad(&loss);
@@ -159,7 +168,7 @@ fn goldens() {
 #[test]
 fn values_where_the_policy_is_the_reference() {
     let own = vec![vec![-0.5, -1.0], vec![-0.4, -0.8, -1.2]];
-    let rows = Rows { reference: own.clone(), logprob: own, outcome: vec![1.0, 0.0], masked: Vec::new() };
+    let rows = Rows { reference: own.clone(), logprob: own, outcome: vec![1.0, 0.0], ..Rows::default() };
     for (kind, value) in [
         (PreferenceKind::Dpo, std::f64::consts::LN_2),
         (PreferenceKind::Cdpo, std::f64::consts::LN_2),
@@ -175,6 +184,8 @@ fn values_where_the_policy_is_the_reference() {
         (PreferenceKind::ApoDown, 1.0),
         (PreferenceKind::Aot, std::f64::consts::LN_2),
         (PreferenceKind::Discopop, 0.846_574),
+        // Of completions of two and three tokens.
+        (PreferenceKind::Wpo, 0.5f64.exp() * std::f64::consts::LN_2),
         // 0.8·log 2 + 0.2·2·log 2, and a likelihood of 1.5 nats divided by the anchor.
         (PreferenceKind::Mpo, 1.2 * std::f64::consts::LN_2 + 1.5 / 2.0),
     ] {
@@ -304,6 +315,7 @@ fn a_masked_row_masks_its_pair() {
         reference: vec![vec![-1.5]; 4],
         outcome: vec![1.0, 0.0, 1.0, 0.0],
         masked: vec![false, true, false, false],
+        ..Rows::default()
     };
     let whole = Rows { masked: Vec::new(), ..rows.clone() };
     for kind in PreferenceKind::ALL {
@@ -323,7 +335,7 @@ fn damaged_batches_are_typed_errors() {
         logprob: vec![vec![-1.0]; 2],
         reference: vec![vec![-1.0]; 2],
         outcome: vec![1.0, 0.0],
-        masked: Vec::new(),
+        ..Rows::default()
     };
     let evaluate = |rows: &Rows, change: fn(&mut LossInputs, &mut TokenScores)| {
         let (mut inputs, mut scores) = rows.part(&(0..rows.logprob.len()));
@@ -334,8 +346,12 @@ fn damaged_batches_are_typed_errors() {
     assert!(evaluate(&good, |_, _| {}).is_ok());
     let swapped = Rows { outcome: vec![0.0, 1.0], ..good.clone() };
     assert_eq!(evaluate(&swapped, |_, _| {}).unwrap_err(), AlgoError::NotPaired { row: 0 });
-    let odd =
-        Rows { logprob: vec![vec![-1.0]], reference: vec![vec![-1.0]], outcome: vec![1.0], masked: vec![] };
+    let odd = Rows {
+        logprob: vec![vec![-1.0]],
+        reference: vec![vec![-1.0]],
+        outcome: vec![1.0],
+        ..Rows::default()
+    };
     assert_eq!(evaluate(&odd, |_, _| {}).unwrap_err(), AlgoError::NotPaired { row: 0 });
     let empty =
         Rows { logprob: vec![vec![-1.0], vec![]], reference: vec![vec![-1.0], vec![]], ..good.clone() };
@@ -347,6 +363,10 @@ fn damaged_batches_are_typed_errors() {
     {
         assert!(matches!(evaluate(&good, change), Err(AlgoError::Missing { .. })));
     }
+    let (mut inputs, scores) = good.part(&(0..2));
+    inputs.sharpened = None;
+    let wpo = preference_loss(&preset(PreferenceKind::Wpo, 0.0), &inputs.batch(), &scores, &good.counts());
+    assert_eq!(wpo.unwrap_err(), AlgoError::Missing { what: rloom_algo::Score::SharpenedLogprob });
     let nan = evaluate(&good, |_, scores| scores.logprob[1] = f32::NAN).unwrap_err();
     assert!(nan.is_not_finite() && nan.row() == Some(1), "{nan}");
     let aot = preset(PreferenceKind::Aot, 0.0);
@@ -425,7 +445,7 @@ fn anchors() {
         logprob: vec![vec![-1.0], vec![-2.0]],
         reference: vec![vec![-1.5], vec![-1.5]],
         outcome: vec![1.0, 0.0],
-        masked: Vec::new(),
+        ..Rows::default()
     };
     let named = rows.grad(&preset(PreferenceKind::Kto, 0.25)).terms.finish(&rows.counts()).unwrap().named();
     assert!(named.contains(&(metric::REWARDS_ANCHOR, 0.25)));
@@ -447,7 +467,7 @@ fn lists_of_losses_are_one_loss() {
         logprob: vec![vec![-1.0, -0.25], vec![-2.0]],
         reference: vec![vec![-1.5, -0.5], vec![-1.5]],
         outcome: vec![1.0, 0.0],
-        masked: Vec::new(),
+        ..Rows::default()
     };
     let alone = rows.grad(&loss(Method::Ipo, &serde_json::json!({"beta": 0.3}), 0.0));
     let list = serde_json::json!({"losses": [{"kind": "ipo", "beta": 0.3}]});

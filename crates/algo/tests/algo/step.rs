@@ -84,6 +84,7 @@ impl Step {
             old_logprob: given(&self.old, t.clone()),
             behavior_logprob: given(&self.behavior, t.clone()),
             reference_logprob: given(&self.reference, t.clone()),
+            sharpened_logprob: None,
             interpolation: given(&self.interpolation, t.clone()),
             returns: given(&self.returns, t.clone()),
             old_value: given(&self.old_value, t),

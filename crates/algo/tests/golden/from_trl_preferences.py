@@ -53,6 +53,13 @@ INPUTS = {
 }
 
 
+def sharpened(groups):
+    """The same completions with log-probabilities at half the temperature, which a policy can have: 2·lp − log Σ p² ≤ 0."""
+    rng = np.random.RandomState(34)
+    at_half = lambda lp: np.round(2 * np.array(lp) * rng.uniform(0.2, 0.9, len(lp)), 4).astype(np.float32).astype(np.float64)
+    return [[{**e, "sharpened": at_half(e["logprob"]).tolist()} for e in g] for g in groups]
+
+
 def accelerator():
     same = lambda x, **_: x
     return SimpleNamespace(
@@ -60,8 +67,8 @@ def accelerator():
     )
 
 
-def model(flat, lengths):
-    """A model whose log-probabilities are `flat`, after a prompt."""
+def model(flat, lengths, sum_sq=None):
+    """A model whose log-probabilities are `flat`, after a prompt, and whose log Σ p² is `sum_sq`."""
     width = PROMPT - 1 + max(lengths)
     rows, start = [], 0
     for n in lengths:
@@ -69,8 +76,10 @@ def model(flat, lengths):
         start += n
         rows.append(F.pad(own, (PROMPT - 1, width - (PROMPT - 1) - n)))
     lp = torch.stack(rows)
+    if sum_sq is not None:
+        sum_sq = model(sum_sq, lengths)().log_probs
     zero = torch.zeros_like(lp)
-    out = SimpleNamespace(log_probs=lp, entropy=zero, mean_logits=zero, is_top1=zero.bool())
+    out = SimpleNamespace(log_probs=lp, entropy=zero, mean_logits=zero, is_top1=zero.bool(), log_sum_sq_probs=sum_sq)
     return lambda **_: out
 
 
@@ -115,14 +124,17 @@ def case(name, method, settings, on, groups, loss, grad, anchor=None, metrics=No
 def dpo(name, method, on, loss_type, settings=None, anchor=None, **given):
     """`loss_type` is a name, or a dictionary of weights by name."""
     losses = loss_type if isinstance(loss_type, dict) else {loss_type: 1.0}
-    groups = INPUTS[on]
+    weighting = given.get("use_weighting", False)
+    groups = sharpened(INPUTS[on]) if weighting else INPUTS[on]
     # The batch has all chosen completions before all rejected ones.
     order = [e for i in (0, 1) for g in groups for e in [g[i]]]
     lengths = [len(e["logprob"]) for e in order]
     lp = leaf(order)
     ref = torch.tensor([x for e in order for x in e["reference"]], dtype=torch.float64)
     t = trainer(DPOTrainer, model(ref, lengths), loss_types=[*losses], loss_weights=[*losses.values()], **given)
-    loss = DPOTrainer._compute_loss(t, model(lp, lengths), inputs(lengths), False)
+    at_half = torch.tensor([x for e in order for x in e["sharpened"]], dtype=torch.float64) if weighting else None
+    sum_sq = 2 * lp.detach() - at_half if weighting else None
+    loss = DPOTrainer._compute_loss(t, model(lp, lengths, sum_sq), inputs(lengths), False)
     loss.backward()
     parts = torch.split(lp.grad, lengths)
     pairs = len(groups)
@@ -190,8 +202,9 @@ def papers(on):
     pairs, alone = INPUTS[on], [[e] for g in INPUTS[on] for e in g]
     out = []
     for method in [*paper.PAIRS, "aot"]:
-        loss, grad = paper.step(pairs, method)
-        out.append(case(f"{method}, paper", method, {}, on, pairs, loss, flat(grad), source="paper"))
+        own = sharpened(pairs) if method == "wpo" else pairs
+        loss, grad = paper.step(own, method)
+        out.append(case(f"{method}, paper", method, {}, on, own, loss, flat(grad), source="paper"))
     for method, anchor in [("kto", 0.4), ("bco", -0.3)]:
         loss, grad = paper.step(alone, method, anchor)
         out.append(case(f"{method}, paper", method, {}, on, alone, loss, flat(grad), anchor=anchor, source="paper"))
@@ -224,6 +237,7 @@ def cases():
             dpo("apo_zero", "apo_zero", on, "apo_zero"),
             dpo("apo_down", "apo_down", on, "apo_down"),
             dpo("discopop", "discopop", on, "discopop"),
+            dpo("use_weighting", "wpo", on, "sigmoid", use_weighting=True),
             dpo("aot", "aot", on, "aot"),
             dpo("aot, smoothed", "aot", on, "aot", smoothing, label_smoothing=0.1),
             dpo("aot_unpaired", "aot", on, "aot_unpaired", {"paired": False}),

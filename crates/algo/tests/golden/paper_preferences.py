@@ -26,6 +26,7 @@ class Completion:
         self.ref = (weight * tensor(reference)).sum() if reference else self.lp.detach()
         self.d = self.lp - self.ref
         self.p = self.lp / self.n
+        self.sharp = tensor(episode.get("sharpened", [0.0])).sum()
         self.good = episode["reward"] > 0.5
 
 
@@ -63,6 +64,12 @@ def exo(c, r, beta=0.1, e=1e-3):
     return sg(x) * (ls(x) - math.log(1 - e)) + sg(-x) * (ls(-x) - math.log(e))
 
 
+def wpo(c, r, beta=0.1):
+    # At half the temperature p becomes p²/Σ p², so that lp − log Σ p² is the difference of the two log-probabilities.
+    weight = lambda y: torch.exp((y.sharp - y.lp.detach()) / y.n)
+    return weight(c) * weight(r) * dpo(c, r, beta)
+
+
 PAIRS = {
     "dpo": dpo,
     "cdpo": lambda c, r, beta=0.1, e=0.1: smoothed(beta * (c.d - r.d), e),
@@ -82,6 +89,7 @@ PAIRS = {
     "apo_zero": lambda c, r, beta=0.1: 1 - sg(beta * c.d) + sg(beta * r.d),
     "apo_down": lambda c, r, beta=0.1: sg(beta * c.d) + 1 - sg(beta * (c.d - r.d)),
     "discopop": discopop,
+    "wpo": wpo,
 }
 
 
@@ -146,6 +154,8 @@ def examples(six):
         groups, anchor = [[chosen, rejected]], None
         if loss in ["orpo", "cpo", "simpo"]:
             groups = [[bare(chosen), bare(rejected)]]
+        elif loss == "wpo":
+            groups = [[chosen | {"sharpened": [-0.3, -0.7]}, rejected | {"sharpened": [-0.2, -0.5, -1.4]}]]
         elif loss == "aot":
             groups = [[chosen, rejected], easy]
         elif loss == "mpo":
