@@ -26,12 +26,23 @@ const MODULES: [(&str, &str); 9] = [
 ];
 
 impl Peer {
-    /// A reward model in a folder of transformers, which computes at most `batch_tokens` tokens at a time.
-    pub fn reward_model(folder: &str, batch_tokens: u64, python: &str, role: Role) -> Self {
+    /// A reward model in a folder of transformers, which computes at most `batch_tokens` tokens at a time. A model of steps has the
+    /// name of the function that makes one value of theirs, and the text that ends a step.
+    pub fn reward_model(
+        folder: &str,
+        batch_tokens: u64,
+        steps: Option<(&str, &str)>,
+        python: &str,
+        role: Role,
+    ) -> Self {
+        let mut options = json!({ "folder": folder, "batch_tokens": batch_tokens });
+        if let Some((reduce, separator)) = steps {
+            options["steps"] = json!({ "reduce": reduce, "separator": separator });
+        }
         Self {
             name: format!("the reward model {folder}"),
             start: MODEL_START,
-            ..Self::python(&format!("reward_model:{batch_tokens}:{folder}"), python, role)
+            ..Self::python(&format!("reward_model:{options}"), python, role)
         }
     }
 

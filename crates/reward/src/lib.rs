@@ -43,6 +43,7 @@ mod row;
 mod score;
 mod scorer;
 mod settings;
+mod steps;
 mod verifier;
 mod words;
 
@@ -75,4 +76,5 @@ pub use row::RowProblem;
 pub use score::Score;
 pub use scorer::{CurrentComponent, Judged, Scorer};
 pub use settings::{ComponentSettings, OnError, RewardSettings};
+pub use steps::{StepReduction, StepRewards};
 pub use verifier::Truncated;

@@ -10,17 +10,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::function::FunctionReward;
-use crate::judge::{JudgeModels, ModelError, RewardScorer};
+use crate::judge::{JudgeModels, ModelError, RewardModelKind, RewardScorer};
 use crate::kind::KindSettings;
-use crate::{Assessment, Completion, ComponentError, JudgeError, Reward};
+use crate::{Assessment, Completion, ComponentError, JudgeError, Reward, StepRewards};
 
-/// A reward model in a folder that `AutoModelForSequenceClassification` of transformers opens. The value is its last output,
-/// without an activation.
+/// A reward model in a folder of transformers. The value is its last output, without an activation, or made of its judgements of
+/// the steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModel {
-    /// The folder, or `stage:NAME` for the model of an earlier stage of method `reward_model`.
+    /// The folder, or `stage:NAME` for the model of an earlier stage of method `reward_model` or `prm`.
     pub model: String,
+    /// The model is a process-reward model, which judges every step of a completion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<StepRewards>,
     /// What computes it.
     #[serde(default)]
     pub backend: RewardBackend,
@@ -91,6 +94,9 @@ impl KindSettings for RewardModel {
                     return Err(unused.at(key).into());
                 }
             }
+        }
+        if let Some(steps) = &self.steps {
+            steps.validate()?;
         }
         if let Some(least) = self.solved_at {
             ValueRange::between(f64::MIN, f64::MAX).check("solved_at", least)?;
@@ -164,8 +170,9 @@ impl RanksOfModel {
     }
 
     fn start(&self, python: &str) -> FunctionReward {
-        let RewardModel { model, ranks, batch_tokens, observations, solved_at, .. } = &self.settings;
-        let peer = Peer::reward_model(model, *batch_tokens, python, Role::Reward { group: true });
+        let RewardModel { model, ranks, batch_tokens, observations, solved_at, steps, .. } = &self.settings;
+        let steps = steps.as_ref().map(|steps| (steps.reduce.name(), &*steps.separator));
+        let peer = Peer::reward_model(model, *batch_tokens, steps, python, Role::Reward { group: true });
         let limits = Limits { workers: *ranks as usize, timeout: self.timeout, recycle: None, memory: None };
         let pool = Pool::new(peer, limits);
         if let Some(host) = self.host.get() {
@@ -243,14 +250,21 @@ struct EmbeddedReward {
 
 impl EmbeddedReward {
     fn score(&self, completions: &[Completion<'_>]) -> Result<Vec<Assessment>, JudgeError> {
-        let RewardModel { model, solved_at, .. } = &self.settings;
+        let RewardModel { model, solved_at, steps, .. } = &self.settings;
         let scorer = self.scorer.get().ok_or_else(|| ModelError::Embedded {
             model: model.clone(),
             reason: "it has not been opened".to_owned(),
         })?;
         let Some(first) = completions.first() else { return Ok(Vec::new()) };
         let texts: Vec<&str> = completions.iter().map(|completion| completion.text).collect();
-        let values = scorer.score(first.task, &texts)?;
+        let values = match steps {
+            None => scorer.score(first.task, &texts)?,
+            Some(steps) => {
+                let divided: Vec<_> = texts.iter().map(|text| steps.divide(text)).collect();
+                let logits = scorer.score_steps(first.task, &divided)?;
+                logits.iter().map(|logits| steps.value(logits)).collect()
+            }
+        };
         let assessed = |value: f64| Assessment {
             solved: solved_at.map(|least| value >= least),
             ..Assessment::value(value)
@@ -282,7 +296,9 @@ impl Reward for EmbeddedReward {
             // Before its stage has run there is no model.
             return Ok(());
         }
-        let scorer = models.reward_model(&self.settings.model, self.settings.batch_tokens)?;
+        let RewardModel { model, batch_tokens, steps, .. } = &self.settings;
+        let kind = if steps.is_some() { RewardModelKind::Process } else { RewardModelKind::Sequence };
+        let scorer = models.reward_model(model, kind, *batch_tokens)?;
         self.scorer.get_or_init(|| scorer);
         Ok(())
     }

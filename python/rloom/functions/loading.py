@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ REWARD_MODEL = "reward_model:"
 
 
 def load(name: str) -> Any:
-    """Loads `file.py:name`, or `reward_model:TOKENS:FOLDER`. The folder of the file is searched for imports."""
+    """Loads `file.py:name`, or `reward_model:OPTIONS`, an object in JSON. The folder of the file is searched for imports."""
     if name.startswith(REWARD_MODEL):
-        tokens, _, folder = name.removeprefix(REWARD_MODEL).partition(":")
-        return RewardModel(folder, int(tokens)).score
+        return RewardModel(**json.loads(name.removeprefix(REWARD_MODEL))).score
     path, _, attribute = name.rpartition(":")
     file = Path(path).absolute()
     if not file.is_file():

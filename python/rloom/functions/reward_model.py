@@ -1,18 +1,32 @@
-"""Rewards by a model in a folder that `AutoModelForSequenceClassification` of transformers opens."""
+"""Rewards by a model in a folder of transformers, of completions or of their steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import RefusedError
 
 
-class RewardModel:
-    """The last output of the model, without an activation, for each completion."""
+#: Functions of the probabilities that the steps of a completion are right.
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "product": math.prod,
+    "mean": lambda steps: sum(steps) / len(steps),
+    "last": lambda steps: steps[-1],
+}
 
-    def __init__(self, folder: str, batch_tokens: int) -> None:
+
+class RewardModel:
+    """The last output of the model, without an activation, for each completion.
+
+    A model of steps has `steps`: the `separator` that ends a step and the function to `reduce` the probabilities that steps are
+    right to one value.
+    """
+
+    def __init__(self, folder: str, batch_tokens: int, steps: dict[str, str] | None = None) -> None:
         if not Path(folder, "config.json").is_file():
             raise RefusedError(f"{folder} is no folder of transformers: it has no config.json")
         try:
@@ -20,15 +34,22 @@ class RewardModel:
             import transformers
         except ImportError as error:
             raise RefusedError("a reward model needs torch and transformers") from error
-        self._torch, self._batch_tokens = torch, batch_tokens
+        self._torch, self._batch_tokens, self._steps = torch, batch_tokens, steps
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            kind: Any = transformers.AutoModelForSequenceClassification
+            kind: Any = (
+                transformers.AutoModelForTokenClassification
+                if steps
+                else transformers.AutoModelForSequenceClassification
+            )
             model, loading = kind.from_pretrained(folder, output_loading_info=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RefusedError(f"transformers cannot open {folder}") from error
         if missing := sorted(loading["missing_keys"]):
             raise RefusedError(f"{folder} is no reward model: the tensors {', '.join(missing)} are missing")
+        if steps and model.config.num_labels != 2:
+            labels = model.config.num_labels
+            raise RefusedError(f"{folder} is no process-reward model: it has {labels} labels, not wrong and right")
         # Folders that RLoom has trained end texts with the end-of-text token.
         own = getattr(model.config, "rloom", None) or {}
         self._end: int | None = self._tokenizer.eos_token_id if own.get("end_token") else None
@@ -36,25 +57,54 @@ class RewardModel:
 
     def score(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
         """Scores completions, in batches of texts of similar lengths."""
-        texts = [self._tokens(*both) for both in zip(prompts, completions, strict=True)]
+        both = zip(prompts, completions, strict=True)
+        if self._steps is None:
+            texts, ends = [self._tokens(*each) for each in both], []
+        else:
+            texts, ends = map(list, zip(*[self._step_tokens(*each) for each in both], strict=True))
         pad = self._model.config.get_text_config().pad_token_id
-        # Without a padding token, the model takes the last token of a batch of one.
-        limit = 0 if pad is None else self._batch_tokens
+        # Without a padding token, a model of completions takes the last token of a batch of one.
+        limit = 0 if pad is None and not ends else self._batch_tokens
         scores = [0.0] * len(texts)
         for batch in batches([len(text) for text in texts], limit):
-            for index, score in zip(batch, self._outputs([texts[i] for i in batch], pad), strict=True):
-                scores[index] = score
+            outputs = self._outputs([texts[i] for i in batch], pad)
+            for row, index in enumerate(batch):
+                scores[index] = self._reduced(outputs[row, ends[index]]) if ends else float(outputs[row, -1])
         return scores
 
-    def _outputs(self, texts: list[list[int]], pad: int | None) -> list[float]:
+    def _reduced(self, logits: Any) -> float:
+        """The value of a completion from the logits of wrong and right after each step."""
+        right = self._torch.sigmoid(logits[:, 1] - logits[:, 0]).tolist()
+        return REDUCTIONS[(self._steps or {})["reduce"]](right)
+
+    def _outputs(self, texts: list[list[int]], pad: int | None) -> Any:
         torch, longest = self._torch, max(map(len, texts))
         rows = [text + [pad or 0] * (longest - len(text)) for text in texts]
         mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
         inputs = {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
         with torch.inference_mode():
             logits = self._model(**{name: x.to(self._model.device) for name, x in inputs.items()}).logits
-        scores: list[float] = logits[:, -1].double().tolist()
-        return scores
+        return logits.double().cpu()
+
+    def _step_tokens(self, prompt: Any, completion: Any) -> tuple[list[int], list[int]]:
+        """The tokens of prompt and steps, and the places of the last token of each step. Steps are tokenised separately."""
+        separator = (self._steps or {})["separator"]
+        encode = lambda text: self._tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+        if not isinstance(completion, str):
+            completion = completion[-1]["content"]
+        if self._tokenizer.chat_template is not None:
+            if isinstance(prompt, str):
+                prompt = [{"role": "user", "content": prompt}]
+            tokens = encode(self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        else:
+            if not isinstance(prompt, str):
+                prompt = "\n".join(message["content"] for message in prompt)
+            tokens = self._tokenizer.encode(prompt)
+        ends = []
+        for step in [text for text in completion.split(separator) if text.strip()] or [completion.strip()]:
+            tokens = tokens + encode(step) + encode(separator)
+            ends.append(len(tokens) - 1)
+        return self._checked(tokens), ends
 
     def _tokens(self, prompt: Any, completion: Any) -> list[int]:
         """A conversation in the form of the model's chat template; plain text without one."""

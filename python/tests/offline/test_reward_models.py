@@ -4,7 +4,9 @@ RLOOM_BINARY=target/release/rloom pytest python/tests/offline
 """
 
 import json
+import math
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ method = "grpo"
 steps = 1
 groups_per_batch = 1
 [stage.reward]
-components = [{{ kind = "reward_model", model = "{model}", backend = "embedded" }}]
+components = [{{ kind = "reward_model", model = "{model}", {options} }}]
 """
 
 
@@ -130,9 +132,15 @@ def test_steps_agree_with_the_trainer(start: Path, tmp_path: Path) -> None:
     assert apart < 1e-3
 
 
-def judged(folder: Path, start: Path, model: Path, completions: list[str]) -> list[float]:
-    """Rewards of RLoom's engine."""
-    (folder / "judged.toml").write_text(JUDGED.format(policy=start, model=model))
+EMBEDDED = 'backend = "embedded"'
+TORCH = f'python = "{sys.executable}"'
+
+
+def judged(
+    folder: Path, start: Path, model: Path, completions: list[str], options: str = EMBEDDED
+) -> list[float]:
+    """Rewards of a component with these options."""
+    (folder / "judged.toml").write_text(JUDGED.format(policy=start, model=model, options=options))
     (folder / "rows.jsonl").write_text(lines([{"prompt": row["prompt"], "answer": "1"} for row in PAIRS]))
     command = [str(BINARY), "reward", "test", "judged.toml", "--rows", "0"]
     command += ["--completions", "completions.jsonl"]
@@ -206,3 +214,29 @@ def test_transformers_opens_a_process_reward_model(start: Path, tmp_path: Path) 
     apart = (sum(((theirs[n] - after[n]) ** 2).sum() for n in theirs).sqrt() / update).item()
     print(f"prm: weights {apart:.2e} of the update, losses {losses}")
     assert apart < 1e-3
+
+
+def test_process_reward_models_reward(start: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(lines(STEPWISE))
+    text = stage("prm", start, len(STEPWISE), 'step_separator = " "')
+    rloom(tmp_path, text.replace("learning_rate = 1e-3", "learning_rate = 1e-2"))
+    folder = tmp_path / "runs/prm/checkpoints/rows-step-000005"
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    completions = [" ".join(row["completions"]) for row in STEPWISE]
+    right = []
+    for row in STEPWISE:
+        texts = [row["prompt"], *(text + " " for text in row["completions"])]
+        parts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        ends = torch.tensor([len(part) for part in parts]).cumsum(0)[1:] - 1
+        with torch.no_grad():
+            logits = model(torch.tensor([[token for part in parts for token in part]])).logits[0, ends]
+        right.append(logits.softmax(-1)[:, 1].tolist())
+    assert max(map(max, right)) - min(map(min, right)) > 0.05, right
+    for reduce, of in {"min": min, "product": math.prod, "last": lambda steps: steps[-1]}.items():
+        options = f', steps = {{ reduce = "{reduce}", separator = " " }}'
+        wanted = [of(steps) for steps in right]
+        for backend in (EMBEDDED, TORCH):
+            rewards = judged(tmp_path, start, folder, completions, backend + options)
+            apart = max(abs(a - b) for a, b in zip(rewards, wanted, strict=True))
+            assert apart < 1e-5, (reduce, backend, rewards, wanted)

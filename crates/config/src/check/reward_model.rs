@@ -41,22 +41,39 @@ fn check_reward(reward: &RewardSettings, earlier: &[Stage], origin: Origin, prob
     for component in &reward.components {
         let Kind::RewardModel(model) = &component.kind else { continue };
         let Some(name) = model.stage() else { continue };
-        if earlier.iter().any(|stage| stage.name == name && stage.algorithm.method == Method::RewardModel) {
-            continue;
-        }
-        let trained: Vec<String> = earlier
-            .iter()
-            .filter(|stage| stage.algorithm.method == Method::RewardModel)
-            .map(|stage| format!("`stage:{}`", stage.name))
-            .collect();
-        let hint = match trained.as_slice() {
-            [] => "name a folder, or train the model in an earlier stage with `method = \"reward_model\"`"
-                .to_owned(),
-            trained => format!("use {}", trained.join(" or ")),
+        let problem = match earlier.iter().find(|stage| stage.name == name && stage.trains_reward_model()) {
+            None => {
+                let trained: Vec<String> = earlier
+                    .iter()
+                    .filter(|stage| stage.trains_reward_model())
+                    .map(|stage| format!("`stage:{}`", stage.name))
+                    .collect();
+                let hint = match trained.as_slice() {
+                    [] => "name a folder, or train the model in an earlier stage with `method = \"reward_model\"`"
+                        .to_owned(),
+                    trained => format!("use {}", trained.join(" or ")),
+                };
+                let message = format!(
+                    "component `{}`: no earlier stage `{name}` trains a reward model",
+                    component.name
+                );
+                Problem::new(Code::UnknownStage, message).hint(hint)
+            }
+            Some(stage) => {
+                let judges_steps = stage.algorithm.method == Method::Prm;
+                if judges_steps == model.steps.is_some() {
+                    continue;
+                }
+                let (what, hint) = match judges_steps {
+                    true => ("steps", "add `steps = { reduce = \"min\" }` to the component"),
+                    false => ("completions", "remove `steps` from the component"),
+                };
+                let message =
+                    format!("component `{}`: the model of stage `{name}` judges {what}", component.name);
+                Problem::new(Code::Conflict, message).hint(hint)
+            }
         };
-        let message =
-            format!("component `{}`: no earlier stage `{name}` trains a reward model", component.name);
-        problems.push(Problem::new(Code::UnknownStage, message).at(origin, "").hint(hint));
+        problems.push(problem.at(origin, ""));
     }
 }
 

@@ -5,4 +5,5 @@ mod mistakes;
 mod recipe;
 mod recipes;
 mod reference;
+mod reward_models;
 mod warnings;

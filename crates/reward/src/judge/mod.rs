@@ -30,6 +30,6 @@ pub use calibration::{Agreement, Calibration, CalibrationError, MasterKey};
 pub use critics::{Critic, Critics};
 pub use error::{ModelError, Unreadable};
 pub(crate) use gate::{Clock, Gate};
-pub use model::{Answer, JudgeModel, JudgeModels, Question, RewardScorer};
+pub use model::{Answer, JudgeModel, JudgeModels, Question, RewardModelKind, RewardScorer};
 pub(crate) use rate::Rate;
 pub use settings::{Against, CacheSettings, Classifier, Criterion, Limits, ModelJudge, VerdictKind};

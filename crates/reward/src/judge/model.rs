@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rloom_core::Task;
+use rloom_core::{LabelledSteps, Task};
 
 use super::error::ModelError;
 
@@ -49,10 +49,23 @@ pub trait JudgeModel: Debug + Send + Sync {
     fn close(&self) {}
 }
 
+/// What a reward model judges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RewardModelKind {
+    /// Completions.
+    Sequence,
+    /// The steps of completions.
+    Process,
+}
+
 /// A reward model that this process computes. Equal completions have equal rewards.
 pub trait RewardScorer: Debug + Send + Sync {
-    /// The rewards of completions of a task, in order.
+    /// The rewards of completions of a task, in order, by a model of completions.
     fn score(&self, task: &Task, completions: &[&str]) -> Result<Vec<f64>, ModelError>;
+
+    /// The logits of the steps of completions of a task, in order, each of right less wrong, by a model of steps. The labels of the
+    /// steps are not read.
+    fn score_steps(&self, task: &Task, completions: &[LabelledSteps]) -> Result<Vec<Vec<f32>>, ModelError>;
 }
 
 /// Opens the models of judges that this process computes, and finds what computes those of others.
@@ -61,7 +74,12 @@ pub trait JudgeModels {
     fn open(&self, model: &str, timeout: Duration) -> Result<Arc<dyn JudgeModel>, ModelError>;
 
     /// Opens the folder of a reward model, which computes at most `batch_tokens` tokens at a time, or one completion.
-    fn reward_model(&self, folder: &str, _batch_tokens: u64) -> Result<Arc<dyn RewardScorer>, ModelError> {
+    fn reward_model(
+        &self,
+        folder: &str,
+        _kind: RewardModelKind,
+        _batch_tokens: u64,
+    ) -> Result<Arc<dyn RewardScorer>, ModelError> {
         Err(ModelError::Embedded {
             model: folder.to_owned(),
             reason: "this program computes no reward models here".to_owned(),

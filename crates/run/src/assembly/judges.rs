@@ -11,7 +11,9 @@ use rloom_engine::{GenerateRequest, RolloutEngine, RolloutSettings, SamplingSett
 use rloom_env::render_prompt;
 use rloom_hub::Hub;
 use rloom_model::Dtype;
-use rloom_reward::judge::{Answer, JudgeModel, JudgeModels, ModelError, Question, RewardScorer};
+use rloom_reward::judge::{
+    Answer, JudgeModel, JudgeModels, ModelError, Question, RewardModelKind, RewardScorer,
+};
 
 use super::reward_models::EmbeddedRewardModel;
 use crate::{Policy, RunError, runtime};
@@ -22,7 +24,7 @@ pub struct EmbeddedJudges {
     hub: Arc<Hub>,
     threads: usize,
     open: Mutex<BTreeMap<String, Arc<Weights>>>,
-    reward_models: Mutex<BTreeMap<String, Arc<EmbeddedRewardModel>>>,
+    reward_models: Mutex<BTreeMap<(String, RewardModelKind), Arc<EmbeddedRewardModel>>>,
 }
 
 /// The engine of a judge.
@@ -64,14 +66,20 @@ impl JudgeModels for EmbeddedJudges {
         Ok(Arc::new(EmbeddedJudge { weights, timeout }))
     }
 
-    fn reward_model(&self, folder: &str, batch_tokens: u64) -> Result<Arc<dyn RewardScorer>, ModelError> {
+    fn reward_model(
+        &self,
+        folder: &str,
+        kind: RewardModelKind,
+        batch_tokens: u64,
+    ) -> Result<Arc<dyn RewardScorer>, ModelError> {
         let mut open = self.reward_models.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = open.get(folder) {
+        let key = (folder.to_owned(), kind);
+        if let Some(model) = open.get(&key) {
             return Ok(Arc::<EmbeddedRewardModel>::clone(model));
         }
-        let model = EmbeddedRewardModel::open(folder, batch_tokens, self.threads);
+        let model = EmbeddedRewardModel::open(folder, kind, batch_tokens, self.threads);
         let model = Arc::new(model.map_err(|error| failed(folder, &error))?);
-        open.insert(folder.to_owned(), Arc::<EmbeddedRewardModel>::clone(&model));
+        open.insert(key, Arc::<EmbeddedRewardModel>::clone(&model));
         Ok(model)
     }
 

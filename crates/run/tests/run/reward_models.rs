@@ -12,6 +12,7 @@ use rloom_model::{Dtype, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::{Policy, ResumeOptions, StopFlag, WinRate};
 use rloom_telemetry::{CalibrationBin, Event, EventLine, LoggedTrajectory, Observer, read_events};
+use rloom_text::Tokenizer;
 
 use crate::learning::config;
 
@@ -42,18 +43,18 @@ fn tiny(directory: &Path, more: &[&str]) -> Config {
     config(RECIPE, directory, &[&TINY[..], more].concat())
 }
 
-/// The recipe whose reward model learns from labelled steps, in its tiny form. Nothing is rewarded by it.
-fn tiny_process(directory: &Path, rows: &Path) -> Config {
+/// The recipe whose reward model learns from labelled steps, in its tiny form. By default, it rewards nothing.
+fn tiny_process(directory: &Path, rows: &Path, more: &[&str]) -> Config {
     let data = format!("path = '{}'\neval_rows = 6", rows.display());
     let of_pairs = "rows = \"preferences\"\nworked_share = 1.0";
     assert!(RECIPE.contains(of_pairs));
     let text = RECIPE.replace(of_pairs, &data);
-    let more = [
+    let own = [
         "tokenizer.alphabet=\"0123456789+=# \\n\"",
         "stage.reward.method=prm",
         "stage.ppo.reward.components=[{kind='numeric'}]",
     ];
-    config(&text, directory, &[&TINY[..], &more].concat())
+    config(&text, directory, &[&TINY[..], &own, more].concat())
 }
 
 /// Rows of completions in labelled steps: digits are right, letters are wrong.
@@ -113,7 +114,7 @@ fn stages_resume_to_the_same_bytes() {
         let rows = stepwise_rows(data.path());
         let save = format!("stage.reward.trainer.save_dtype={dtype}");
         let of = |folder: &Path| {
-            if method == "prm" { tiny_process(folder, &rows) } else { tiny(folder, &[&save]) }
+            if method == "prm" { tiny_process(folder, &rows, &[]) } else { tiny(folder, &[&save]) }
         };
         let directory = tempfile::tempdir().unwrap();
         let whole = of(&directory.path().join("whole"));
@@ -194,6 +195,51 @@ fn rewards_are_the_values_of_the_model() {
     }
     assert_eq!(values.len(), 8);
     assert!(values.iter().any(|value| *value != values[0]), "{values:?}");
+}
+
+/// The value of a completion is made of the probabilities that its steps are right.
+#[test]
+fn process_reward_models_judge_the_steps() {
+    let directory = tempfile::tempdir().unwrap();
+    let rows = stepwise_rows(directory.path());
+    let component = "{kind='reward_model',model='stage:reward',backend='embedded',steps={reduce='product',separator='+'}}";
+    let more =
+        ["stage.reward.trainer.learning_rate=5e-2", &format!("stage.ppo.reward.components=[{component}]")];
+    let config = tiny_process(directory.path(), &rows, &more);
+    rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
+    let model = Model::load_process_reward(&checkpoint(&config, "reward-step-000003")).unwrap();
+    let tokenizer = Tokenizer::load(&checkpoint(&config, "reward-step-000003")).unwrap();
+    // The probability that the last step of a text is right.
+    let right = |tokens: &[u32]| {
+        let packed = PackedTokens { tokens, seq_starts: &[0, tokens.len()], parents: &[] };
+        let rows = ScoreRows { rows: &[], inv_temperature: &[] };
+        let logit = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
+        1.0 / (1.0 + f64::from(-logit).exp())
+    };
+    let file = std::fs::File::open(rollout_file(&config)).unwrap();
+    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
+    let (mut values, mut most_steps) = (Vec::new(), 0);
+    for line in text.lines() {
+        let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
+        let trajectory = &logged.trajectory;
+        let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
+        let written: Vec<u32> = completion.iter().copied().filter(|&token| token >= SPECIAL_TOKENS).collect();
+        let written = tokenizer.decode(&written, false).unwrap();
+        let mut steps: Vec<&str> = written.split('+').filter(|step| !step.trim().is_empty()).collect();
+        if steps.is_empty() {
+            steps.push("");
+        }
+        let (mut tokens, mut expected) = (prompt.to_vec(), 1.0);
+        for step in &steps {
+            tokens.extend(tokenizer.encode(&format!("{step}+"), false).unwrap());
+            expected *= right(&tokens);
+        }
+        let found = logged.rewards.components[0].value().unwrap();
+        assert!((found - expected).abs() < 1e-6, "{written:?}: {found} wanted {expected}");
+        most_steps = most_steps.max(steps.len());
+        values.push(found);
+    }
+    assert!(most_steps > 1 && values.iter().any(|value| *value != values[0]), "{most_steps} {values:?}");
 }
 
 /// The only rollout file of a tiny run.
