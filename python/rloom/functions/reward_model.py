@@ -9,7 +9,6 @@ from typing import Any
 
 from .errors import RefusedError
 
-
 #: Functions of the probabilities that the steps of a completion are right.
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -49,7 +48,9 @@ class RewardModel:
             raise RefusedError(f"{folder} is no reward model: the tensors {', '.join(missing)} are missing")
         if steps and model.config.num_labels != 2:
             labels = model.config.num_labels
-            raise RefusedError(f"{folder} is no process-reward model: it has {labels} labels, not wrong and right")
+            raise RefusedError(
+                f"{folder} is no process-reward model: it has {labels} labels, not wrong and right"
+            )
         # Folders that RLoom has trained end texts with the end-of-text token.
         own = getattr(model.config, "rloom", None) or {}
         self._end: int | None = self._tokenizer.eos_token_id if own.get("end_token") else None
@@ -89,13 +90,16 @@ class RewardModel:
     def _step_tokens(self, prompt: Any, completion: Any) -> tuple[list[int], list[int]]:
         """The tokens of prompt and steps, and the places of the last token of each step. Steps are tokenised separately."""
         separator = (self._steps or {})["separator"]
-        encode = lambda text: self._tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+
+        def encode(text: str) -> list[int]:
+            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+            return tokens
+
         if not isinstance(completion, str):
             completion = completion[-1]["content"]
-        if self._tokenizer.chat_template is not None:
-            if isinstance(prompt, str):
-                prompt = [{"role": "user", "content": prompt}]
-            tokens = encode(self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        if not isinstance(prompt, str) and self._tokenizer.chat_template is not None:
+            text = self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            tokens = encode(text)
         else:
             if not isinstance(prompt, str):
                 prompt = "\n".join(message["content"] for message in prompt)
@@ -107,9 +111,13 @@ class RewardModel:
         return self._checked(tokens), ends
 
     def _tokens(self, prompt: Any, completion: Any) -> list[int]:
-        """A conversation in the form of the model's chat template; plain text without one."""
-        if self._tokenizer.chat_template is not None:
-            if isinstance(prompt, str):
+        """A conversation in the form of the model's chat template; plain text without one.
+
+        Models that RLoom has trained know the text of such a prompt as it is.
+        """
+        is_text = isinstance(prompt, str)
+        if self._tokenizer.chat_template is not None and not (is_text and self._end is not None):
+            if is_text:
                 prompt = [{"role": "user", "content": prompt}]
                 completion = [{"role": "assistant", "content": completion}]
             # Templates contain the special tokens already.
