@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 
 use crate::adamw::{AdamW, Factors, update};
 use crate::disjoint::Disjoint;
+use crate::simd::LANES;
 use crate::{Buf, Ctx};
 
 /// Elements with a common scale.
@@ -20,8 +21,8 @@ pub const MOMENT_BLOCK: usize = 256;
 const PIECE: usize = 64;
 /// Decades of the fractions.
 const DECADES: i32 = 7;
-/// Mantissa bits of a key of [`Code::first`].
-const KEY_BITS: u32 = 6;
+/// Mantissa bits of a key of [`Code::first`]: enough for at most one bound in a key.
+const KEY_BITS: u32 = 8;
 /// Magnitudes below are nearer to zero, or to the smallest fraction, than to all others.
 const SMALLEST: f32 = 1.0 / (1 << 22) as f32;
 
@@ -116,13 +117,11 @@ static POSITIVE: LazyLock<Code> = LazyLock::new(|| Code::new(false));
 struct Code {
     /// Fraction of each code.
     fractions: [f32; 256],
-    /// Upper bounds of the magnitudes that are rounded to a position, but for the last one.
-    bounds: Vec<f32>,
-    /// Codes of the positions of positive magnitudes in ascending order.
-    positive: Vec<u8>,
-    /// As `positive`, of negative numbers, which may have fewer; empty if there are none.
-    negative: Vec<u8>,
-    /// A position at most the one of all magnitudes whose bits begin with a key.
+    /// Upper bounds of the magnitudes that are rounded to a position; infinite for the last one.
+    bounds: [f32; 256],
+    /// Codes of the positions in ascending order of magnitude, of positive numbers and, from 256 on, of negative ones.
+    codes: [u8; 512],
+    /// Position of the least magnitude whose bits begin with a key; that of the others is the same or the next one.
     first: Vec<u8>,
 }
 
@@ -138,20 +137,22 @@ impl Code {
         }
         magnitudes.push(1.0);
         let positions = magnitudes.len() as u8;
-        let bounds: Vec<f32> = magnitudes.windows(2).map(|pair| f32::midpoint(pair[0], pair[1])).collect();
-        // A negative number has the code of its magnitude with the highest bit, which alone stands for 1.
-        let positive: Vec<u8> = (0..positions).collect();
-        let negative: Vec<u8> = if signed {
-            (0..positions - 1).map(|i| if i == 0 { 0 } else { i | 0x80 }).collect()
-        } else {
-            Vec::new()
-        };
-        let mut fractions = [1.0; 256];
-        for (&code, &magnitude) in negative.iter().zip(&magnitudes) {
-            fractions[usize::from(code)] = -magnitude;
+        let mut bounds = [f32::INFINITY; 256];
+        for (bound, pair) in bounds.iter_mut().zip(magnitudes.windows(2)) {
+            *bound = f32::midpoint(pair[0], pair[1]);
         }
-        for (&code, &magnitude) in positive.iter().zip(&magnitudes) {
-            fractions[usize::from(code)] = magnitude;
+        // A negative number has the code of its magnitude with the highest bit, which alone stands for 1.
+        let (mut codes, mut fractions) = ([0; 512], [1.0; 256]);
+        for (position, &magnitude) in magnitudes.iter().enumerate().skip(1).filter(|_| signed) {
+            let code = (position as u8).min(positions - 2) | 0x80;
+            codes[256 + position] = code;
+            if position < magnitudes.len() - 1 {
+                fractions[usize::from(code)] = -magnitude;
+            }
+        }
+        for (position, &magnitude) in magnitudes.iter().enumerate() {
+            codes[position] = position as u8;
+            fractions[position] = magnitude;
         }
         let first = (0..=key(1.0))
             .map(|key| {
@@ -159,7 +160,7 @@ impl Code {
                 bounds.iter().take_while(|&&bound| bound < least).count() as u8
             })
             .collect();
-        Self { fractions, bounds, positive, negative, first }
+        Self { fractions, bounds, codes, first }
     }
 
     /// Reads a block.
@@ -171,35 +172,39 @@ impl Code {
 
     /// Writes a block and returns its scale.
     fn write(&self, codes: &mut [u8], values: &[f32]) -> f32 {
-        let scale = values.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+        // Maxima of lanes, which do not wait for each other.
+        let (full, tail) = values.as_chunks::<LANES>();
+        let mut most = [0.0_f32; LANES];
+        for values in full {
+            most = std::array::from_fn(|lane| most[lane].max(values[lane].abs()));
+        }
+        let scale = most.iter().chain(tail).fold(0.0_f32, |most, value| most.max(value.abs()));
         if scale == 0.0 {
             codes.fill(0);
             return 0.0;
         }
-        for (code, &value) in codes.iter_mut().zip(values) {
-            *code = self.of(value / scale);
+        let mut fractions = [0.0; MOMENT_BLOCK];
+        for (fraction, value) in fractions.iter_mut().zip(values) {
+            *fraction = value / scale;
+        }
+        for (code, &fraction) in codes.iter_mut().zip(&fractions) {
+            *code = self.of(fraction);
         }
         scale
     }
 
-    /// Code of the nearest fraction.
+    /// Code of the nearest fraction of a number of at most 1.
     fn of(&self, fraction: f32) -> u8 {
         let magnitude = fraction.abs();
-        let codes = if fraction < 0.0 { &self.negative } else { &self.positive };
-        let mut position = 0;
-        if magnitude >= SMALLEST {
-            position = usize::from(self.first[key(magnitude) as usize]);
-            while self.bounds.get(position).is_some_and(|&bound| magnitude > bound) {
-                position += 1;
-            }
-        }
-        codes[position.min(codes.len() - 1)]
+        let first = self.first[(key(magnitude) as usize).min(self.first.len() - 1)];
+        let position = usize::from(first) + usize::from(magnitude > self.bounds[usize::from(first)]);
+        self.codes[position | usize::from(fraction < 0.0) << 8]
     }
 }
 
-/// Leading bits of a magnitude, counted from those of the smallest one.
+/// Leading bits of a magnitude, counted from those of the smallest one; 0 for smaller ones.
 fn key(magnitude: f32) -> u32 {
-    (magnitude.to_bits() >> (f32::MANTISSA_DIGITS - 1 - KEY_BITS)) - base()
+    (magnitude.to_bits() >> (f32::MANTISSA_DIGITS - 1 - KEY_BITS)).saturating_sub(base())
 }
 
 fn base() -> u32 {
