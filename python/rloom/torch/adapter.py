@@ -55,7 +55,7 @@ def add_adapter(hf: PreTrainedModel, settings: LoraSettings) -> Any:
 
 def _targets(hf: PreTrainedModel, wanted: list[str]) -> list[str]:
     """Returns the names of the adapted layers within their modules, in the order of the model."""
-    head: Any = hf.get_output_embeddings()
+    head: Any = hf.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [
         name.rpartition(".")[2]
         for name, x in hf.named_modules()

@@ -56,7 +56,7 @@ class ScoringModel(nn.Module):
         super().__init__()
         self.hf = hf
         #: Configuration of the adapter that is trained instead of the weights.
-        self.adapter = None if lora is None else adapter.add_adapter(hf, lora)
+        self.adapter: Any = None if lora is None else adapter.add_adapter(hf, lora)
         self.heads = heads
         self.layout: Layout = "packed"
         #: Device of the computation; weights that are offloaded are in host memory.

@@ -95,8 +95,8 @@ def test_the_reference_is_the_policy_at_the_start(qwen: Path, tmp_path: Path, sh
     new = engine(qwen, lora=lora(qwen, **shape), reference=str(qwen))
     digest = new.reference_digest()
     for reference in (False, True):
-        for found, expected in zip(scores(new, reference=reference), base, strict=True):
-            assert torch.equal(found.logprob, expected.logprob)
+        for own, expected in zip(scores(new, reference=reference), base, strict=True):
+            assert torch.equal(own.logprob, expected.logprob)
     train(new, range(2))
     after = scores(new)
     assert all(
@@ -209,6 +209,7 @@ def train_ranks(own: Engine) -> None:
         own.step(1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES[2:])
 def test_two_ranks_train_as_one(qwen: Path, tmp_path: Path, shape: dict[str, Any]) -> None:
     (tmp_path / "one").mkdir()
