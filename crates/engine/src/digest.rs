@@ -48,12 +48,32 @@ const LAYER: [&str; 15] = [
     "mlp.down_proj.weight",
 ];
 
-/// Sort key of a tensor's Hugging Face name: the order in which tensors enter the digest. Other tensors of a layer
+/// Tensors of a layer's adapter in the order of the digest, without the prefix of PEFT's names.
+const ADAPTER: [&str; 14] = [
+    "self_attn.q_proj.lora_A.weight",
+    "self_attn.k_proj.lora_A.weight",
+    "self_attn.v_proj.lora_A.weight",
+    "self_attn.q_proj.lora_B.weight",
+    "self_attn.k_proj.lora_B.weight",
+    "self_attn.v_proj.lora_B.weight",
+    "self_attn.o_proj.lora_A.weight",
+    "self_attn.o_proj.lora_B.weight",
+    "mlp.gate_proj.lora_A.weight",
+    "mlp.up_proj.lora_A.weight",
+    "mlp.gate_proj.lora_B.weight",
+    "mlp.up_proj.lora_B.weight",
+    "mlp.down_proj.lora_A.weight",
+    "mlp.down_proj.lora_B.weight",
+];
+
+/// Sort key of a tensor's Hugging Face name, or of an adapter's tensor by PEFT's name: the order in which tensors enter the digest. Other tensors of a layer
 /// follow the listed ones by name, and other tensors of the model come last by name.
 pub fn digest_order(name: &str) -> impl Ord + use<'_> {
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| {
+    let of_adapter = name.strip_prefix("base_model.model.");
+    let (own, known) = of_adapter.map_or((name, &LAYER[..]), |own| (own, &ADAPTER[..]));
+    let layer = own.strip_prefix("model.layers.").and_then(|rest| {
         let (layer, tensor) = rest.split_once('.')?;
-        let position = LAYER.iter().position(|known| *known == tensor).unwrap_or(LAYER.len());
+        let position = known.iter().position(|known| *known == tensor).unwrap_or(known.len());
         Some((layer.parse::<usize>().ok()?, position))
     });
     let section = match name {

@@ -79,12 +79,12 @@ impl Model {
         self.base.folder.as_deref()
     }
 
-    /// Folder of the base of a stored adapter; `None` if `folder` does not hold an adapter.
+    /// Folder of the base of a stored adapter of any kind; `None` if `folder` does not hold an adapter.
     pub fn base_of(folder: &Path) -> Result<Option<std::path::PathBuf>, LoadError> {
         if !adapter::is_adapter(folder) {
             return Ok(None);
         }
-        Ok(Some(StoredAdapter::open(folder)?.base()?.to_owned()))
+        Ok(Some(adapter::base_of(folder)?))
     }
 
     /// Shape of a stored adapter; `None` if `folder` does not hold an adapter.

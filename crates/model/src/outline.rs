@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::fields::Fields;
-use crate::{ConfigError, GenerationConfig, LoadError};
+use crate::{ConfigError, GenerationConfig, LoadError, Model};
 
 /// Properties of a causal language model that programs need which leave its computation to other engines. No architecture
 /// is refused.
@@ -57,7 +57,9 @@ impl ModelOutline {
         let special =
             GenerationConfig::new(whole.token_id("bos_token_id")?, eos, whole.token_id("pad_token_id")?);
         let generation = GenerationConfig::load_over(folder, special)?;
-        let parameters = Checkpoint::open(folder)?.elements();
+        // Of an adapter, those of its base.
+        let base = Model::base_of(folder)?;
+        let parameters = Checkpoint::open(base.as_deref().unwrap_or(folder))?.elements();
         Ok(Self { context, vocabulary, parameters, generation })
     }
 }
@@ -65,7 +67,7 @@ impl ModelOutline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Model, ModelConfig, StoredTensors};
+    use crate::{Dtype, ModelConfig, StoredTensors};
 
     #[test]
     fn the_outline_of_a_known_model_is_that_of_its_configuration() {

@@ -2,17 +2,22 @@
 
 use std::path::Path;
 
-use crate::CheckpointError;
 use crate::checkpoint::Checkpoint;
+use crate::{CheckpointError, adapter};
 
-/// The tensors of a Hugging Face folder, by name. Nothing is known of the model that they belong to.
+/// The tensors of a Hugging Face folder or of an adapter's, by name. Nothing is known of the model that they belong to.
 #[derive(Debug)]
 pub struct StoredTensors(Checkpoint);
 
 impl StoredTensors {
-    /// Opens a folder: `model.safetensors`, or the shards of an index.
+    /// Opens a folder: `model.safetensors`, the shards of an index, or the tensors of an adapter.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        Checkpoint::open(folder).map(Self)
+        let opened = if adapter::is_adapter(folder) {
+            Checkpoint::of_file(&folder.join(adapter::TENSORS))
+        } else {
+            Checkpoint::open(folder)
+        };
+        opened.map(Self)
     }
 
     /// Names of all tensors, in alphabetical order.

@@ -26,8 +26,8 @@ pub use environment::{
 };
 pub use error::ServerError;
 pub use gang::{
-    Gang, GangError, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype, RankEnd,
-    RankLauncher, RankProcess,
+    Gang, GangError, GangLora, GangSettings, PolicyHeads, RankBackend, RankCommand, RankDevice, RankDtype,
+    RankEnd, RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
 pub use launch::{ServerCommand, Slot};

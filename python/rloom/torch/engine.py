@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rloom._native import WeightDigest
+from rloom.torch import adapter
 from rloom.torch.batch import Batch
 from rloom.torch.errors import CheckpointError, LossError, NotFiniteError, RankError
 from rloom.torch.model import VALUE_HEAD, Scores, ScoringModel, open_model
@@ -59,28 +61,76 @@ class Engine:
         self.reference: ScoringModel | None = None
         #: Whether the reference is another model than it was opened as.
         self.has_reference_moved = False
-        if settings.reference is not None:
+        #: Adapter that the stage starts with, while the reference is the policy at the start.
+        self.start: list[Tensor] | None = None
+        if settings.lora is not None and settings.reference == settings.lora.start:
+            self.start = [local_part(weight).clone() for weight in self.model.named_weights().values()]
+        elif settings.reference is not None:
             self.reference = world.open(settings.reference, "policy", settings, is_trained=False)
             choose_layout(self.reference, dtype)
         self.optimizer: Optimizer = _optimizer(self.model, settings, world)
         self.is_parked = False
 
     def score(
-        self, batches: dict[int, Batch], total: int, *, reference: bool, progress: Progress
+        self,
+        batches: dict[int, Batch],
+        total: int,
+        *,
+        reference: bool,
+        progress: Progress,
+        is_masked: bool = False,
     ) -> list[Scores]:
-        """Scores this rank's micro-batches without a gradient."""
-        model = self.reference if reference else self.optimizer.module
-        if model is None:
-            raise RankError("no reference policy is loaded")
+        """Scores this rank's micro-batches without a gradient; with `is_masked`, by the masks of a training pass."""
         results = []
-        for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
-            with torch.no_grad(), self.world.agreement():
-                scores = self._score(model, batch)
-                check_finite(scores, micro_batch)
-            if micro_batch is not None:
-                results.append(scores)
-            progress(done)
+        with self._scored(reference=reference) as model:
+            for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
+                with torch.no_grad(), self.world.agreement(), self._dropout(micro_batch, is_masked):
+                    scores = self._score(model, batch)
+                    check_finite(scores, micro_batch)
+                if micro_batch is not None:
+                    results.append(scores)
+                progress(done)
         return results
+
+    @contextmanager
+    def _scored(self, *, reference: bool) -> Iterator[Any]:
+        """The model to score with. The start of an adapter takes the adapter's place meanwhile."""
+        if not reference:
+            yield self.optimizer.module
+        elif self.start is None:
+            yield self._opened_reference()
+        else:
+            self._exchange(self.start)
+            try:
+                yield self.optimizer.module
+            finally:
+                self._exchange(self.start)
+
+    @torch.no_grad()
+    def _exchange(self, others: list[Tensor]) -> None:
+        for weight, other in zip(self.model.named_weights().values(), others, strict=True):
+            own = local_part(weight)
+            kept = own.clone()
+            own.copy_(other)
+            other.copy_(kept)
+
+    @contextmanager
+    def _dropout(self, micro_batch: int | None, is_masked: bool = True) -> Iterator[None]:
+        """Drops inputs of the adapter. The masks are those of the micro-batch in this optimizer step."""
+        lora = self.settings.lora
+        layers = adapter.dropout_layers(self.model) if lora is not None and lora.dropout and is_masked else []
+        if lora is not None and layers:
+            place = self.world.rank % self.world.side_by_side
+            adapter.seed_dropout(
+                lora.seed, self.optimizer.steps, -1 if micro_batch is None else micro_batch, place
+            )
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
 
     def accumulate(
         self, batches: dict[int, Batch], total: int, loss: Loss, progress: Progress
@@ -110,9 +160,13 @@ class Engine:
         return self._digest(self.whole_weights())
 
     def reference_digest(self) -> int:
-        """Returns the digest of the reference's weights."""
-        weights = self._opened_reference().named_weights().items()
-        return self._digest((name, self.world.whole(weight)) for name, weight in weights)
+        """Returns the digest of the reference's weights, with those of an adapter's base."""
+        with self._scored(reference=True):
+            model = self.model if self.start is not None else self._opened_reference()
+            weights = list(model.named_weights().items())
+            if self.start is not None:
+                weights += model.base_weights().items()
+            return self._digest((name, self.world.whole(weight)) for name, weight in weights)
 
     def _digest(self, weights: Iterator[tuple[str, Tensor]]) -> int:
         digest = WeightDigest()
@@ -132,7 +186,7 @@ class Engine:
 
     def release_reference(self) -> None:
         """Frees the reference."""
-        self.reference = None
+        self.reference = self.start = None
         free_device(self.world.device)
 
     def _opened_reference(self) -> ScoringModel:
@@ -144,6 +198,14 @@ class Engine:
         """Yields the weights by their names in Hugging Face folders, in the order of the digest; every rank has to call it."""
         for name, weight in self.model.named_weights().items():
             yield name, self.world.whole(weight)
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights of the base with the adapter added; every rank has to call it."""
+        lora = self.settings.lora
+        assert lora is not None
+        own = dict(self.whole_weights())
+        for name, weight in self.model.base_weights().items():
+            yield name, adapter.merged(name, self.world.whole(weight), own, lora)
 
     def load(self, folder: Path) -> None:
         """Replaces the weights by those of a folder; every rank has to call it."""
@@ -157,23 +219,24 @@ class Engine:
     def _load(self, model: ScoringModel, heads: Heads, folder: Path) -> None:
         settings, world = self.settings, self.world
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
+        own, given = model.named_weights(), None
         with world.access(f"read {folder}"):
-            whole = None
-            if world.rank == 0:
+            if world.rank == 0 and model.adapter is not None:
+                given = adapter.read(folder)
+            elif world.rank == 0:
                 # With a value head of its own, the folder is that of a policy.
                 whole = open_model(str(folder), heads, dtype=dtype)
                 if whole.score is not None:
                     head = load_file(folder / VALUE_HEAD)
                     whole.score.load_state_dict({name.removeprefix("score."): x for name, x in head.items()})
-        own = model.named_weights()
-        given = None if whole is None else whole.named_weights()
+                given = {name: weight.detach() for name, weight in whole.named_weights().items()}
         with world.access(f"read {folder}"):
             if given is not None and {n: x.shape for n, x in given.items()} != {
                 n: shape_of(x) for n, x in own.items()
             }:
                 raise CheckpointError(f"{folder}: its model has other tensors than the one in training")
         for name, weight in own.items():
-            full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name].detach()
+            full = torch.empty(shape_of(weight), dtype=dtype) if given is None else given[name]
             world.broadcast_into(weight, full.contiguous())
 
     def park(self) -> None:
@@ -201,6 +264,9 @@ class Engine:
         for micro_batch, batch in self._rounds(batches, total):
             inert = list(loss.inert(micro_batch))[: len(batch.lengths)] if micro_batch is not None else [True]
             inert += [False] * (len(batch.lengths) - len(inert))
+            if micro_batch is not None and self.settings.lora is not None and self.settings.lora.dropout:
+                # Masks are drawn for the micro-batch as it is.
+                inert = [False] * len(inert)
             scored = [i for i, is_inert in enumerate(inert) if is_inert and micro_batch is not None]
             trained = [i for i, is_inert in enumerate(inert) if not is_inert]
             plan.append(Parts(scored, trained))
@@ -219,15 +285,16 @@ class Engine:
         noisy = batch if micro_batch is None else loss.noisy(batch, self.model.width)
         trained = noisy.only_or_dummy(parts.trained)
         only_scored = with_graph = None
-        if parts.most_scored:
-            with torch.no_grad():
-                only_scored = self._score(self.optimizer.module, scored)
-        if parts.most_trained:
-            if self.model.layout == "unpacked":
+        with self._dropout(micro_batch):
+            if parts.most_scored:
                 with torch.no_grad():
-                    with_graph = self._score(self.optimizer.module, trained)
-            else:
-                with_graph = self.optimizer.module(trained)
+                    only_scored = self._score(self.optimizer.module, scored)
+            if parts.most_trained:
+                if self.model.layout == "unpacked":
+                    with torch.no_grad():
+                        with_graph = self._score(self.optimizer.module, trained)
+                else:
+                    with_graph = self.optimizer.module(trained)
         coefficients = None
         with self.world.agreement():
             if micro_batch is not None:
@@ -236,9 +303,11 @@ class Engine:
                 coefficients = loss.evaluate(micro_batch, scores)
                 check_inert(coefficients, batch, parts.scored, micro_batch)
         if parts.most_trained and self.model.layout == "unpacked":
-            self._back_propagate_each(noisy, parts, coefficients)
+            with self._dropout(micro_batch):
+                self._back_propagate_each(noisy, parts, coefficients)
         elif with_graph is not None:
-            self._backward(batch, parts.trained, coefficients, with_graph)
+            with self._dropout(micro_batch):
+                self._backward(batch, parts.trained, coefficients, with_graph)
         if micro_batch is None or coefficients is None:
             return None
         count = sum(batch.lengths[i] for i in parts.trained)

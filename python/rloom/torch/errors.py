@@ -19,6 +19,15 @@ class ModelError(RankError):
     kind = "model"
 
 
+class MissingPackageError(RankError):
+    """A package that the environment of the ranks lacks."""
+
+    kind = "model"
+
+    def __init__(self, package: str, needed_by: str, hint: str) -> None:
+        super().__init__(f"{needed_by} needs the Python package {package}", hint=hint)
+
+
 class CheckpointError(RankError):
     """A checkpoint that cannot be written or restored."""
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rloom.torch import adapter
 from rloom.torch.errors import CheckpointError
 from rloom.torch.model import VALUE_HEAD, VALUE_NAMES
 
@@ -38,21 +39,41 @@ VISIBLE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 
 
-def write_model(engine: Engine, folder: Path, is_exact: bool = True) -> Listed:
+def publish(engine: Engine, folder: Path, is_exact: bool) -> Listed:
+    """Writes the folder of a publication, in which an adapter may be merged, and returns its files."""
+    merges = engine.settings.lora is not None and engine.settings.lora.merges
+    return write_model(engine, folder, is_exact, merges=merges and not is_exact)
+
+
+def write_model(engine: Engine, folder: Path, is_exact: bool = True, *, merges: bool = False) -> Listed:
     """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it.
 
-    Those of a computation in bf16 are rounded to it unless they have to be exact.
+    Those of a computation in bf16 are rounded to it unless they have to be exact or are an adapter's. `merges` writes the
+    model with the adapter added instead of the adapter.
     """
-    dtype = torch.bfloat16 if engine.settings.dtype == "bf16" and not is_exact else None
+    is_adapter = engine.settings.lora is not None and not merges
+    is_rounded = engine.settings.dtype == "bf16" and not is_exact and not is_adapter
     weights = {}
-    for name, whole in engine.whole_weights():
+    for name, whole in engine.merged_weights() if merges else engine.whole_weights():
         if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
-            weights[name] = whole.to("cpu", dtype or whole.dtype, copy=True)
+            weights[name] = whole.to("cpu", torch.bfloat16 if is_rounded else whole.dtype, copy=True)
     with engine.world.access(f"write {folder}"):
         if engine.world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_hf(engine, engine.model, folder, weights)
-    return _listed(engine, folder, "*.json", "model*.safetensors")
+            if is_adapter:
+                _write_adapter(engine, folder, weights)
+            else:
+                _write_hf(engine, engine.model, folder, weights)
+    return _listed(engine, folder, "*.json", "model*.safetensors", adapter.TENSORS)
+
+
+def _write_adapter(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Writes an adapter with the configuration of its base, which stays where it is."""
+    base = Path(engine.settings.model)
+    adapter.write(folder, weights, engine.model.adapter, str(base))
+    for name in ("config.json", GENERATION):
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
 
 
 def _write_reference(engine: Engine, folder: Path) -> Listed:

@@ -69,16 +69,19 @@ class _Scores(torch.autograd.Function):
                 d_bias += d_logits.sum(0)
             typed = d_logits.to(hidden.dtype)
             torch.mm(typed, weight, out=d_hidden[own])
+            if not ctx.needs_input_grad[1]:
+                continue
             if d_weight is None:
                 d_weight = typed.T @ hidden[own]
             elif typed.dtype == precision:
                 d_weight.addmm_(typed.T, hidden[own])
             else:
                 d_weight = d_weight.to(precision).add_(typed.T @ hidden[own])
-        if d_weight is None:
+        if d_weight is None and ctx.needs_input_grad[1]:
             d_weight = torch.zeros_like(weight)
+        to_weight = None if d_weight is None else d_weight.to(weight.dtype)
         to_bias = None if d_bias is None else d_bias.to(bias.dtype)
-        return d_hidden, d_weight.to(weight.dtype), to_bias, None, None
+        return d_hidden, to_weight, to_bias, None, None
 
 
 class _ShardedScores(torch.autograd.Function):

@@ -52,7 +52,13 @@ class MegatronEngine(Engine):
         return None if scores is None else scores.logprob
 
     def score(
-        self, batches: dict[int, Batch], total: int, *, reference: bool, progress: Progress
+        self,
+        batches: dict[int, Batch],
+        total: int,
+        *,
+        reference: bool,
+        progress: Progress,
+        is_masked: bool = False,  # noqa: ARG002
     ) -> list[Scores]:
         model = self.frozen if reference else self.megatron
         if model is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rloom._native import digest_order
+from rloom.torch import adapter
 from rloom.torch.attention import PACKED, AttentionNotSupportedError
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from rloom.torch.batch import Batch
-    from rloom.torch.settings import Heads
+    from rloom.torch.settings import Heads, LoraSettings
 
 #: File of a value head in a checkpoint, and the names of its tensors.
 VALUE_HEAD = "trainer/value_head.safetensors"
@@ -50,9 +52,11 @@ class Scores(NamedTuple):
 class ScoringModel(nn.Module):
     """Scores tokens. `forward` computes the heads: the root's hooks gather their sharded weights."""
 
-    def __init__(self, hf: PreTrainedModel, heads: Heads) -> None:
+    def __init__(self, hf: PreTrainedModel, heads: Heads, lora: LoraSettings | None = None) -> None:
         super().__init__()
         self.hf = hf
+        #: Configuration of the adapter that is trained instead of the weights.
+        self.adapter: Any = None if lora is None else adapter.add_adapter(hf, lora)
         self.heads = heads
         self.layout: Layout = "packed"
         #: Device of the computation; weights that are offloaded are in host memory.
@@ -157,13 +161,38 @@ class ScoringModel(nn.Module):
         """Returns the trained tensors by their names in Hugging Face folders, in the order of the digest."""
         self.release()
         named = {name.removeprefix("hf."): parameter for name, parameter in self.named_parameters()}
+        if self.adapter is not None:
+            named = adapter.adapter_weights(named)
         return {name: named[name] for name in digest_order(list(named))}
+
+    def base_weights(self) -> dict[str, nn.Parameter]:
+        """Returns the tensors of an adapter's base by their names in Hugging Face folders, in the order of the digest."""
+        self.release()
+        named = adapter.base_weights(
+            {name.removeprefix("hf."): parameter for name, parameter in self.named_parameters()}
+        )
+        return {name: named[name] for name in digest_order(list(named))}
+
+    def set_trained(self, is_trained: bool) -> None:
+        """Chooses the tensors that get gradients: all that are trained, or none."""
+        self.requires_grad_(False)
+        for weight in self.named_weights().values() if is_trained else ():
+            weight.requires_grad_(True)
 
 
 def open_model(
-    folder: str, heads: Heads, *, meta: bool = False, dtype: torch.dtype = torch.float32
+    folder: str,
+    heads: Heads,
+    *,
+    meta: bool = False,
+    dtype: torch.dtype = torch.float32,
+    lora: LoraSettings | None = None,
+    merged: str | None = None,
 ) -> ScoringModel:
-    """Opens a Hugging Face folder in host memory; with `meta`, its shapes alone."""
+    """Opens a Hugging Face folder in host memory; with `meta`, its shapes alone.
+
+    `lora` adds an adapter, new or the one that it starts from; `merged` is the folder of one that is added to the weights.
+    """
     kind: Any = AutoModelForTokenClassification if heads == "critic" else AutoModelForCausalLM
     quiet = logging.getLogger("transformers")
     level = quiet.level
@@ -175,7 +204,7 @@ def open_model(
             config.id2label, config.label2id = {0: "value"}, {"value": 0}
         if meta:
             with torch.device("meta"):
-                return ScoringModel(kind.from_config(config, dtype=dtype), heads).eval()
+                return ScoringModel(kind.from_config(config, dtype=dtype), heads, lora).eval()
         hf, loading = kind.from_pretrained(
             folder, config=config, local_files_only=True, dtype=dtype, output_loading_info=True
         )
@@ -192,8 +221,10 @@ def open_model(
         missing -= {"score.weight", "score.bias"}
     if missing:
         raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {min(missing)}")
-    model = ScoringModel(hf, heads)
-    # Dropout would make scores depend on the call; no algorithm here uses it.
+    model = ScoringModel(adapter.merged_model(hf, merged) if merged else hf, heads, lora)
+    if lora is not None and lora.start != folder:
+        adapter.load(Path(lora.start), model.named_weights(), lora, model.adapter.target_modules)
+    # Dropout would make scores depend on the call; only that of an adapter is used, in training.
     return model.eval()
 
 

@@ -116,9 +116,12 @@ class Rank:
     def do_score(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
         """Scores this rank's micro-batches."""
         batches = _batches(arrays)
-        is_reference = asked["which"] == "reference"
         scores = self._engine.score(
-            batches, asked["total"], reference=is_reference, progress=self._progress(asked["total"])
+            batches,
+            asked["total"],
+            reference=asked["which"] == "reference",
+            progress=self._progress(asked["total"]),
+            is_masked=asked["is_masked"],
         )
         results = {
             f"{i}.{name}": x
@@ -174,7 +177,7 @@ class Rank:
 
     def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Writes the weights as a model folder."""
-        return {"files": files.write_model(self._parked, Path(asked["folder"]), asked["is_exact"])}, {}
+        return {"files": files.publish(self._parked, Path(asked["folder"]), asked["is_exact"])}, {}
 
     def do_send(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Takes part in the transfer of weights to a server."""

@@ -19,15 +19,37 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """Settings of a LoRA adapter; names as in a recipe."""
+
+    rank: int
+    alpha: float
+    rslora: bool
+    dora: bool
+    dropout: float
+    targets: list[str]
+    #: Seed of a new adapter and of dropout.
+    seed: int
+    #: Folder that the stage starts from: the base, or an adapter of it.
+    start: str
+    #: Published folders hold base and adapter in one.
+    merges: bool
+
+
+@dataclass(frozen=True)
 class Settings:
     """Model, placement and precision of a gang."""
 
-    #: Folder of the policy.
+    #: Folder of the policy, or of the base of its adapter.
     model: str
     backend: Literal["torch", "deepspeed", "megatron"] = "torch"
     heads: Heads = "policy"
     #: Folder of the reference policy, if the algorithm reads it.
     reference: str | None = None
+    #: Trains an adapter instead of the weights.
+    lora: LoraSettings | None = None
+    #: Folder of an adapter whose sum with the model is trained.
+    merged: str | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     #: Number format of matrix products; weights, gradients and optimizer state are f32.
     dtype: Literal["f32", "bf16", "f64"] = "f32"
@@ -58,4 +80,9 @@ class Settings:
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Settings:
         """Reads a message."""
-        return cls(**{**given, "optimizer": OptimizerSettings(**given["optimizer"])})
+        lora = given.get("lora")
+        own = {
+            "optimizer": OptimizerSettings(**given["optimizer"]),
+            "lora": None if lora is None else LoraSettings(**lora),
+        }
+        return cls(**{**given, **own})

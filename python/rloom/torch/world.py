@@ -190,20 +190,27 @@ class World:
 
     def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
+        lora, merged = (settings.lora, settings.merged) if is_trained else (None, None)
         # DeepSpeed divides what it trains by itself.
         if self.mesh is None or (is_trained and settings.backend == "deepspeed"):
-            model = open_model(folder, heads, dtype=dtype).to(self.device).requires_grad_(is_trained)
+            model = open_model(folder, heads, dtype=dtype, lora=lora, merged=merged)
+            _prepare(model, settings, is_trained=is_trained)
+            model = model.to(self.device)
             if settings.dtype == "bf16" and settings.backend == "torch":
                 _cast_weights(model, torch.bfloat16)
             _checkpoint_activations(model, settings)
             return model
-        model = open_model(folder, heads, meta=True, dtype=dtype).requires_grad_(is_trained)
+        model = open_model(folder, heads, meta=True, dtype=dtype, lora=lora)
+        _prepare(model, settings, is_trained=is_trained)
         _checkpoint_activations(model, settings)
         self._shard(model, settings, offload=settings.offload or not is_trained)
         host = torch.device("cpu") if settings.offload or not is_trained else self.device
         model.to_empty(device=host)
         model.hf.tie_weights()
-        whole = open_model(folder, heads, dtype=dtype) if self.rank == 0 else None
+        whole = None
+        if self.rank == 0:
+            whole = open_model(folder, heads, dtype=dtype, lora=lora, merged=merged)
+            _prepare(whole, settings, is_trained=is_trained)
         self._fill(model, whole)
         return model
 
@@ -276,6 +283,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _prepare(model: ScoringModel, settings: Settings, *, is_trained: bool) -> None:
+    """Chooses the weights that get gradients. The base of an adapter keeps the number format of the computation."""
+    model.set_trained(is_trained)
+    if model.adapter is not None and settings.dtype == "bf16":
+        for weight in model.base_weights().values():
+            weight.data = weight.data.to(torch.bfloat16)
+
+
 class _CastWeights(nn.Module):
     """A module that computes with casts of its weights."""
 
@@ -303,15 +318,17 @@ def _checkpoint_activations(model: ScoringModel, settings: Settings) -> None:
     for layer in model.layers() if part != "none" else ():
         for name, child in layer.named_children() if part == "attention" else [("", layer)]:
             if "attn" in name or "attention" in name or child is layer:
-                child.forward = _recomputed(child.forward)
+                child.forward = _recomputed(child.forward, has_dropout=settings.lora is not None)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any], *, has_dropout: bool) -> Callable[..., Any]:
     """Returns a forward pass whose activations are computed again in the backward pass."""
 
     def recomputed(*args: object, **kwargs: Any) -> object:  # noqa: ANN401
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(
+            partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=has_dropout
+        )
 
     return recomputed

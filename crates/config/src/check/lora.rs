@@ -63,10 +63,10 @@ fn check_critic(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>
     }
 }
 
-/// Adapters are handed over in memory.
+/// The embedded engine hands adapters over in memory.
 fn check_servers(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
     let Some((rollout, draft)) = stage.rollout.as_ref().zip(section.rollout.as_ref()) else { return };
-    if rollout.engine.embedded().is_none() {
+    if rollout.engine.embedded().is_none() && stage.trainer.ranks().is_none() {
         let engine = rollout.engine.name();
         problems.push(
             Problem::new(Code::Conflict, format!("adapters are not handed to {engine}"))

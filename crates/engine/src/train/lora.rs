@@ -18,6 +18,9 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// Scale by `alpha / √rank` (Kalajdzievski, 2023, arXiv:2312.03732), so that large ranks do not learn more slowly.
     pub rslora: bool,
+    /// Trains the norms of the rows of the adapted weights as well (DoRA, Liu et al., 2024, arXiv:2402.09353). PyTorch ranks
+    /// alone have it.
+    pub dora: bool,
     /// Probability that an element of an adapted layer's input is dropped in training, 0 to 0.99. Only in stages that sample
     /// nothing.
     pub dropout: f64,
@@ -60,7 +63,14 @@ pub enum LoraModule {
 
 impl Default for LoraSettings {
     fn default() -> Self {
-        Self { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets: vec![LoraModule::AllLinear] }
+        Self {
+            rank: 16,
+            alpha: 32.0,
+            rslora: false,
+            dora: false,
+            dropout: 0.0,
+            targets: vec![LoraModule::AllLinear],
+        }
     }
 }
 

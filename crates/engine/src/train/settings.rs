@@ -4,7 +4,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::lora::LoraSettings;
+use super::lora::{LoraModule, LoraSettings};
 use super::parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 use super::reference::ReferenceSettings;
 
@@ -228,11 +228,10 @@ impl TrainSettings {
                 return Err(SettingProblem::Conflict { other: "lora" }.at("reference.sync_every"));
             }
         }
-        let Some(torch) = self.ranks() else { return Ok(()) };
-        if self.lora.is_some() {
-            let value = "a table".to_owned();
-            return Err(SettingProblem::Invalid { value, expected: "absent with PyTorch ranks" }.at("lora"));
+        if let Some(lora) = &self.lora {
+            self.check_adapter(lora)?;
         }
+        let Some(torch) = self.ranks() else { return Ok(()) };
         ValueRange::between(1.0, MAX_RANKS).check("ranks", torch.ranks as f64)?;
         let refuse = |key, value: String, expected| Err(SettingProblem::Invalid { value, expected }.at(key));
         if torch.shard > 0 && !torch.ranks.is_multiple_of(torch.shard) {
@@ -245,6 +244,27 @@ impl TrainSettings {
             return refuse("activation_checkpointing", value, "\"none\" or \"block\" with PyTorch ranks");
         }
         ValueRange::above(0.0, MAX_SECONDS).check("step_timeout_seconds", torch.step_timeout_seconds)
+    }
+
+    /// Refuses adapters that a backend does not train.
+    fn check_adapter(&self, lora: &LoraSettings) -> Result<(), SettingError> {
+        let refuse = |key, value: &str, expected| {
+            Err(SettingProblem::Invalid { value: value.to_owned(), expected }.at(key))
+        };
+        match &self.backend {
+            Backend::Embedded(_) if lora.dora => {
+                refuse("lora.dora", "true", "false with the embedded backend; `torch` has it")
+            }
+            Backend::Torch(_) if lora.targets.contains(&LoraModule::LmHead) => refuse(
+                "lora.targets",
+                "lm_head",
+                "layers but the language head with PyTorch ranks; `embedded` adapts it",
+            ),
+            Backend::Embedded(_) | Backend::Torch(_) => Ok(()),
+            Backend::Deepspeed(_) | Backend::Megatron(_) => {
+                refuse("lora", "a table", "absent with this backend; `torch` and `embedded` train adapters")
+            }
+        }
     }
 
     /// Refuses what a backend does not have.
@@ -390,7 +410,7 @@ struct Table {
     /// for memory; results are bitwise identical.
     activation_checkpointing: ActivationCheckpointing,
     /// Trains a LoRA adapter over the weights that the stage starts from, which stay as they are. Default: all weights are
-    /// trained. The embedded backend alone has it.
+    /// trained. The backends `embedded` and `torch` have it; `torch` needs the package `peft`.
     lora: Option<LoraSettings>,
     /// The reference policy of methods that have one. Default: the policy at the start of the stage.
     reference: Option<ReferenceSettings>,
@@ -515,6 +535,10 @@ mod tests {
                 "expert_parallel",
             ),
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
+            (r#"{ "lora": { "dora": true } }"#, "lora.dora"),
+            (r#"{ "backend": "torch", "lora": { "targets": ["q_proj", "lm_head"] } }"#, "lora.targets"),
+            (r#"{ "backend": "deepspeed", "lora": {} }"#, "lora"),
+            (r#"{ "backend": "megatron", "lora": {} }"#, "lora"),
             (
                 r#"{ "backend": "torch", "activation_checkpointing": "attention" }"#,
                 "activation_checkpointing",
@@ -524,10 +548,12 @@ mod tests {
             let error = parse(json).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("`{key}`:")), "{error}");
         }
-        parse(r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#)
-            .unwrap()
-            .validate()
-            .unwrap();
+        for json in [
+            r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#,
+            r#"{ "backend": "torch", "lora": { "dora": true, "dropout": 0.1 } }"#,
+        ] {
+            parse(json).unwrap().validate().unwrap();
+        }
         let megatron = r#"{ "backend": "megatron", "ranks": 16, "tensor_parallel": 2, "pipeline_parallel": 2,
             "context_parallel": 2, "expert_parallel": 4 }"#;
         let megatron = parse(megatron).unwrap();

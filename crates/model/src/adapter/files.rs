@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, TensorFile, write_tensors};
 use crate::model::tensors_out;
 
 const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapter_model.safetensors";
+pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 /// Entry of the tensors' metadata with the digest of the base.
 const BASE_DIGEST: &str = "base_digest";
 
@@ -77,11 +77,7 @@ pub(crate) struct StoredAdapter {
 impl StoredAdapter {
     /// Reads `adapter_config.json` of a folder.
     pub(crate) fn open(folder: &Path) -> Result<Self, AdapterError> {
-        let path = folder.join(CONFIG);
-        let text = std::fs::read_to_string(&path)
-            .map_err(|source| AdapterError::Read { path: path.clone(), source })?;
-        let file: File = serde_json::from_str(&text)
-            .map_err(|source| AdapterError::Json { path: path.clone(), source })?;
+        let (path, file) = read_config(folder)?;
         let unsupported = |what: String| AdapterError::Unsupported { path: path.clone(), what };
         if file.peft_type != "LORA" {
             return Err(unsupported(format!("`peft_type` {:?}", file.peft_type)));
@@ -110,10 +106,8 @@ impl StoredAdapter {
         if file.r == 0 || targets.is_empty() {
             return Err(unsupported("an adapter without parameters".to_owned()));
         }
-        let recorded = file.base_model_name_or_path.unwrap_or_default();
         Ok(Self {
-            base: base_folder(folder, Path::new(&recorded))
-                .ok_or_else(|| AdapterError::BaseMissing { path, base: PathBuf::from(&recorded) })?,
+            base: recorded_base(folder, path, &file)?,
             config: LoraConfig::new(file.r, file.lora_alpha, file.use_rslora, &targets),
             folder: folder.to_owned(),
         })
@@ -126,10 +120,7 @@ impl StoredAdapter {
 
     /// Folder of the base.
     pub(crate) fn base(&self) -> Result<&Path, AdapterError> {
-        if is_adapter(&self.base) {
-            let path = self.folder.join(CONFIG);
-            return Err(AdapterError::Nested { path, base: self.base.clone() });
-        }
+        check_base(&self.folder, &self.base)?;
         Ok(&self.base)
     }
 
@@ -162,6 +153,35 @@ impl StoredAdapter {
         }
         Ok(adapter)
     }
+}
+
+/// Folder of the base of an adapter of any kind, also of one that this process does not compute.
+pub(crate) fn base_of(folder: &Path) -> Result<PathBuf, AdapterError> {
+    let (path, file) = read_config(folder)?;
+    let base = recorded_base(folder, path, &file)?;
+    check_base(folder, &base)?;
+    Ok(base)
+}
+
+fn read_config(folder: &Path) -> Result<(PathBuf, File), AdapterError> {
+    let path = folder.join(CONFIG);
+    let text =
+        std::fs::read_to_string(&path).map_err(|source| AdapterError::Read { path: path.clone(), source })?;
+    let file =
+        serde_json::from_str(&text).map_err(|source| AdapterError::Json { path: path.clone(), source })?;
+    Ok((path, file))
+}
+
+fn recorded_base(folder: &Path, path: PathBuf, file: &File) -> Result<PathBuf, AdapterError> {
+    let recorded = Path::new(file.base_model_name_or_path.as_deref().unwrap_or_default());
+    base_folder(folder, recorded).ok_or_else(|| AdapterError::BaseMissing { path, base: recorded.to_owned() })
+}
+
+fn check_base(folder: &Path, base: &Path) -> Result<(), AdapterError> {
+    if is_adapter(base) {
+        return Err(AdapterError::Nested { path: folder.join(CONFIG), base: base.to_owned() });
+    }
+    Ok(())
 }
 
 /// The folder of an adapter's base: as recorded, or next to the adapter's folder if the run was moved.

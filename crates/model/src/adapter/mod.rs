@@ -16,7 +16,7 @@ pub use error::AdapterError;
 
 pub(crate) use backward::LayerGradients;
 pub(crate) use config::Projection;
-pub(crate) use files::{FILES, StoredAdapter, is_adapter, save};
+pub(crate) use files::{FILES, StoredAdapter, TENSORS, base_of, is_adapter, save};
 pub(crate) use packed::{PackedAdapter, PackedAdapterSet, PackedFactors, PackedLayerFactors};
 pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors};
 

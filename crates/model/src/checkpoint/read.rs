@@ -204,6 +204,14 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Opens one file.
+    pub(crate) fn of_file(path: &Path) -> Result<Self, CheckpointError> {
+        let folder = path.parent().unwrap_or(path).to_owned();
+        let mut checkpoint = Self { folder, files: Vec::new(), file_of: BTreeMap::new() };
+        checkpoint.add(path, path)?;
+        Ok(checkpoint)
+    }
+
     /// True if a folder has weights in this format.
     pub(crate) fn exists(folder: &Path) -> bool {
         folder.join(SINGLE).is_file() || folder.join(INDEX).is_file()

@@ -46,7 +46,7 @@ impl EnvironmentKind {
     /// Packages that it needs, in the versions that were tested.
     pub fn tested(self) -> Vec<TestedVersions> {
         match self {
-            Self::Torch => pins::of(self, false).into_iter().filter_map(pins::Pin::tested).collect(),
+            Self::Torch => pins::of_ranks().filter_map(pins::Pin::tested).collect(),
             Self::Vllm => vec![crate::vllm::VERSIONS],
             Self::Sglang => vec![crate::sglang::VERSIONS],
         }
@@ -118,7 +118,10 @@ impl PythonEnvironment {
     /// True if it has the versions that this program installs.
     pub fn is_current(&self) -> bool {
         let pins = pins::of(self.engine, crate::gpus() > 0);
-        pins.iter().all(|pin| self.packages.get(pin.name).is_some_and(|found| pin.accepts(found)))
+        // What is needed for adapters alone is named by the error of a run that misses it.
+        pins.iter()
+            .filter(|pin| !pin.is_for_adapters())
+            .all(|pin| self.packages.get(pin.name).is_some_and(|found| pin.accepts(found)))
     }
 }
 

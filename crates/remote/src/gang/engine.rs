@@ -273,6 +273,35 @@ impl Gang {
         }
     }
 
+    /// Scores all micro-batches; `is_masked` for those of a loss, which sees the dropout of an adapter.
+    fn score_as(
+        &mut self,
+        which: Which,
+        step: &[PackedBatch],
+        is_masked: bool,
+    ) -> Result<Vec<TokenScores>, TrainError> {
+        check_features(step)?;
+        if step.iter().any(|batch| batch.candidates.is_some()) {
+            return Err(TrainError::Unsupported { feature: Feature::Candidates });
+        }
+        if which == Which::Reference {
+            self.check_reference()?;
+        }
+        let total = step.len() as u64;
+        let observer = self.observer.clone();
+        observer.begin(TrainWork::Score(which), step.len());
+        let mut progress = observed(&observer, TrainWork::Score(which), total);
+        let tensors = self.divided(step, |_| Vec::new());
+        let message = json!({ "job": "score", "which": which, "total": total, "is_masked": is_masked });
+        let frames = self.ask_with(message, tensors, &mut progress, step, None)?;
+        let scores = |index| {
+            let rank = self.settings.first_rank(index);
+            rows::scores(&frames[rank], index).map_err(|error| unreadable(rank, &error))
+        };
+        let scores = (0..step.len()).map(scores).collect::<Result<Vec<_>, GangError>>();
+        scores.map_err(|error| lost(self.ended(error)))
+    }
+
     /// For a loss of step scope, the coefficients of all micro-batches.
     fn step_scoped(
         &mut self,
@@ -282,7 +311,7 @@ impl Gang {
         if loss.scope() != Scope::Step {
             return Ok(None);
         }
-        let scores = self.score(Which::Policy, step)?;
+        let scores = self.score_as(Which::Policy, step, true)?;
         let grads = loss.evaluate_step(&scores)?;
         if grads.len() != step.len() {
             return Err(TrainError::StepLoss { got: grads.len(), expected: step.len() });
@@ -396,7 +425,8 @@ impl Gang {
 
     /// Forms of publications.
     fn forms(&self) -> Vec<Form> {
-        if self.opened.has_gpus { vec![Form::Folder, Form::Nccl, Form::Ipc] } else { vec![Form::Folder] }
+        let has_live = self.opened.has_gpus && self.settings.lora.is_none();
+        if has_live { vec![Form::Folder, Form::Nccl, Form::Ipc] } else { vec![Form::Folder] }
     }
 }
 
@@ -412,26 +442,7 @@ impl TrainEngine for Gang {
     }
 
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
-        check_features(step)?;
-        if step.iter().any(|batch| batch.candidates.is_some()) {
-            return Err(TrainError::Unsupported { feature: Feature::Candidates });
-        }
-        if which == Which::Reference {
-            self.check_reference()?;
-        }
-        let total = step.len() as u64;
-        let observer = self.observer.clone();
-        observer.begin(TrainWork::Score(which), step.len());
-        let mut progress = observed(&observer, TrainWork::Score(which), total);
-        let tensors = self.divided(step, |_| Vec::new());
-        let message = json!({ "job": "score", "which": which, "total": total });
-        let frames = self.ask_with(message, tensors, &mut progress, step, None)?;
-        let scores = |index| {
-            let rank = self.settings.first_rank(index);
-            rows::scores(&frames[rank], index).map_err(|error| unreadable(rank, &error))
-        };
-        let scores = (0..step.len()).map(scores).collect::<Result<Vec<_>, GangError>>();
-        scores.map_err(|error| lost(self.ended(error)))
+        self.score_as(which, step, false)
     }
 
     fn accumulate(&mut self, step: &[PackedBatch], loss: &LossStep<'_>) -> Result<LossReport, TrainError> {

@@ -59,6 +59,9 @@ pub enum GangError {
         message: String,
         /// Python's traceback.
         traceback: String,
+        /// The rank's advice.
+        #[help]
+        hint: Option<String>,
     },
     /// An answer that does not have the expected form.
     #[error("rank {rank} gave an answer that cannot be read: {reason}")]

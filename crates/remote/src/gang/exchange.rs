@@ -47,6 +47,7 @@ pub(crate) struct RankAnswer {
     message: String,
     phase: String,
     traceback: String,
+    hint: Option<String>,
     pub(crate) what: String,
     pub(crate) micro_batch: Option<usize>,
     pub(crate) not_inert: Option<usize>,
@@ -132,8 +133,8 @@ fn collected(frames: Vec<Frame>) -> Result<Vec<Frame>, Box<RankFailure>> {
 
 fn failure(rank: usize, content: &Value, frame: Option<Frame>) -> Box<RankFailure> {
     let answer: RankAnswer = serde_json::from_value(content["error"].clone()).unwrap_or_default();
-    let RankAnswer { kind, message, phase, traceback, .. } = answer.clone();
-    let error = GangError::Rank { rank, phase, kind, message, traceback };
+    let RankAnswer { kind, message, phase, traceback, hint, .. } = answer.clone();
+    let error = GangError::Rank { rank, phase, kind, message, traceback, hint };
     Box::new(RankFailure { error, answer, frame })
 }
 

@@ -21,4 +21,4 @@ mod settings;
 pub use engine::Gang;
 pub use error::GangError;
 pub use launch::{RankCommand, RankEnd, RankLauncher, RankProcess};
-pub use settings::{GangSettings, PolicyHeads, RankBackend, RankDevice, RankDtype};
+pub use settings::{GangLora, GangSettings, PolicyHeads, RankBackend, RankDevice, RankDtype};

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rloom_core::PolicyId;
-use rloom_engine::ActivationCheckpointing;
+use rloom_engine::{ActivationCheckpointing, LoraSettings};
 use rloom_model::OptimizerSettings;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -55,11 +55,28 @@ pub enum RankDevice {
     Cuda,
 }
 
+/// The adapter that a gang trains over the weights of its model.
+#[derive(Debug, Clone)]
+pub struct GangLora {
+    /// Shape and dropout.
+    pub settings: LoraSettings,
+    /// Seed of a new adapter and of dropout.
+    pub seed: u64,
+    /// Folder that the stage starts from: that of the model, or of an adapter of it. As a reference it needs no other model.
+    pub start: PathBuf,
+    /// Publishes the model with the adapter added instead of the adapter.
+    pub merges: bool,
+}
+
 /// Settings of a gang.
 #[derive(Debug, Clone)]
 pub struct GangSettings {
-    /// Model folder of the policy.
+    /// Model folder of the policy, or of the base of its adapter.
     pub model: PathBuf,
+    /// Trains an adapter instead of the weights.
+    pub lora: Option<GangLora>,
+    /// Folder of an adapter that is added to the weights before they are trained.
+    pub merged: Option<PathBuf>,
     /// Library that divides the model.
     pub backend: RankBackend,
     /// Heads of the model.
@@ -109,6 +126,8 @@ impl GangSettings {
     pub fn new(model: impl Into<PathBuf>, publications: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
+            lora: None,
+            merged: None,
             backend: RankBackend::Torch,
             heads: PolicyHeads::Policy,
             reference: None,
@@ -159,6 +178,8 @@ impl GangSettings {
         let o = &self.optimizer;
         json!({
             "model": self.model,
+            "lora": self.lora.as_ref().map(GangLora::message),
+            "merged": self.merged,
             "backend": self.backend,
             "heads": self.heads,
             "reference": self.reference,
@@ -180,6 +201,23 @@ impl GangSettings {
             "deterministic": self.deterministic,
             "device": self.device,
             "threads": self.threads,
+        })
+    }
+}
+
+impl GangLora {
+    fn message(&self) -> Value {
+        let LoraSettings { rank, alpha, rslora, dora, dropout, targets } = &self.settings;
+        json!({
+            "rank": rank,
+            "alpha": alpha,
+            "rslora": rslora,
+            "dora": dora,
+            "dropout": dropout,
+            "targets": targets,
+            "seed": self.seed,
+            "start": self.start,
+            "merges": self.merges,
         })
     }
 }

@@ -14,11 +14,11 @@ use rloom_engine::{
     TrainCapabilities, WeightDigest, WeightFolder, digest_order,
 };
 use rloom_learn::Models;
-use rloom_model::{Dtype, LoadError, StoredTensors};
+use rloom_model::{Dtype, LoadError, Model, StoredTensors};
 use rloom_ops::Ctx;
 use rloom_remote::{
-    EnvironmentKind, Gang, GangSettings, ModelLimits, PolicyHeads, RankBackend, RankDtype, ReplicaPool,
-    ServerMirrors,
+    EnvironmentKind, Gang, GangLora, GangSettings, ModelLimits, PolicyHeads, RankBackend, RankDtype,
+    ReplicaPool, ServerMirrors,
 };
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
@@ -51,6 +51,8 @@ pub(crate) struct ConfiguredEngines {
     logs: PathBuf,
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
+    /// Stages that do not sample are evaluated on servers.
+    evaluates_outside: bool,
     dtype: Dtype,
     /// Most ranks of a stage.
     ranks: usize,
@@ -107,6 +109,7 @@ impl ConfiguredEngines {
             machines,
             offer,
             numbers: AtomicU64::new(1),
+            evaluates_outside,
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
         })
@@ -172,6 +175,11 @@ impl ConfiguredEngines {
     ) -> Result<Models<ConfiguredTrainer>, RunError> {
         let folder = self.start_folder(start)?;
         let reference = reference_folder(stage)?.unwrap_or_else(|| folder.path().to_owned());
+        let base = Model::base_of(folder.path())?;
+        if base.is_some() && stage.trainer.lora.is_none() {
+            return Err(RunError::AdapterStart { stage: stage.name.clone() });
+        }
+        let model_folder = base.as_deref().unwrap_or(folder.path());
         let Algorithm { critic, prm, .. } = &stage.algorithm;
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let places = model_places(stage, &self.offer)?;
@@ -180,8 +188,16 @@ impl ConfiguredEngines {
         let sizes = stage.trainer.sizes();
         let gang = |model: &'static str, heads, has_reference: bool| {
             let epoch = self.next_number();
+            let trains_adapter = heads == PolicyHeads::Policy;
             let settings = GangSettings {
                 heads,
+                lora: stage.trainer.lora.as_ref().filter(|_| trains_adapter).map(|lora| GangLora {
+                    settings: lora.clone(),
+                    seed: self.embedded.seed,
+                    start: folder.path().to_owned(),
+                    merges: lora.dora || self.samples_outside(stage),
+                }),
+                merged: base.is_some().then(|| folder.path().to_owned()).filter(|_| !trains_adapter),
                 backend: match stage.trainer.backend {
                     Backend::Deepspeed(_) => RankBackend::Deepspeed,
                     Backend::Megatron(_) => RankBackend::Megatron,
@@ -208,7 +224,7 @@ impl ConfiguredEngines {
                 deterministic: torch.deterministic,
                 threads,
                 step_deadline: Duration::from_secs_f64(torch.step_timeout_seconds),
-                ..GangSettings::new(folder.path(), self.publications.join(format!("{model}-{epoch}")))
+                ..GangSettings::new(model_folder, self.publications.join(format!("{model}-{epoch}")))
             };
             let python = interpreter(Path::new(&torch.python), EnvironmentKind::Torch)?;
             let own = places.iter().find(|(role, _)| role.strip_suffix(" rank") == Some(model));
@@ -236,6 +252,12 @@ impl ConfiguredEngines {
             prm: prm.as_ref().map(|_| gang("prm", PolicyHeads::Policy, true)).transpose()?,
             further: Vec::new(),
         })
+    }
+
+    /// True if servers sample or evaluate the policy of a stage.
+    fn samples_outside(&self, stage: &Stage) -> bool {
+        let engine = stage.rollout.as_ref().map(|rollout| &rollout.engine);
+        engine.map_or(self.evaluates_outside, |engine| engine.embedded().is_none())
     }
 
     /// Threads of each rank of all models: its share of the cores of its machine, of which this one gives `threads` to the
@@ -472,7 +494,9 @@ fn mirrors(config: &Config) -> ServerMirrors {
     let shares_backbone = |stage: &Stage| {
         stage.algorithm.critic.as_ref().is_some_and(|critic| critic.backbone == Backbone::Shared)
     };
-    let has_digests = !config.stages.iter().any(shares_backbone);
+    // The digest of an adapter is not that of the weights with which it is merged.
+    let has_digests =
+        !config.stages.iter().any(|stage| shares_backbone(stage) || stage.trainer.lora.is_some());
     let delta = config.cluster.as_ref().is_some_and(|cluster| cluster.delta);
     let mirrors = Mirrors::new(MirrorSettings { delta, ..MirrorSettings::default() });
     ServerMirrors { mirrors, always: false, has_digests }

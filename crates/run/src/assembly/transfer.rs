@@ -58,6 +58,9 @@ fn obstacle(
     if matches!(stage.trainer.backend, Backend::Megatron(_)) {
         return Some("ranks of the Megatron backend write folders alone");
     }
+    if stage.trainer.lora.is_some() {
+        return Some("an adapter is merged with its base in folders alone");
+    }
     if !offer.has_gpus() {
         return Some("this machine has no GPU");
     }

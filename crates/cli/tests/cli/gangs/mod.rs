@@ -1,5 +1,5 @@
-//! Runs on PyTorch ranks: processes that die or hang, full disks, methods in Python, reward models, and vLLM servers. The tests need
-//! `RLOOM_TEST_PYTHON`, an interpreter with torch, transformers and rloom, and run with `--ignored`.
+//! Runs on PyTorch ranks: processes that die or hang, full disks, methods in Python, preferences, adapters, reward models, and vLLM
+//! servers. The tests need `RLOOM_TEST_PYTHON`, an interpreter with torch, transformers and rloom, and run with `--ignored`.
 
 #![cfg(target_os = "linux")]
 #![expect(
@@ -10,9 +10,11 @@
     reason = "a test fails by panicking and reports its kills"
 )]
 
+mod adapters;
 mod deaths;
 mod methods;
 mod nodes;
+mod preferences;
 mod reward_models;
 pub(crate) mod run;
 mod servers;

@@ -22,14 +22,14 @@ use super::support::{model, optimizer, settings, start, trajectories};
 /// Largest relative L2 distance of two gradients of one tensor.
 const GRADIENT: f64 = 1e-5;
 /// Largest distance of weights after five steps, relative to the distance that they moved.
-const WEIGHTS: f64 = 1e-3;
+pub(super) const WEIGHTS: f64 = 1e-3;
 
 fn policy(method: Method) -> PolicyLoss {
     Algorithm::preset(method).unwrap().loss
 }
 
 /// Losses of the methods, with the heads of the model that they train.
-fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
+pub(super) fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
     let value = ValueLoss { coef: 0.5, clip: Some(0.2) };
     let kl = KlLoss { coef: 0.05, estimator: KlEstimator::K3, ratio: false };
     let grpo = PolicyLoss { kl: Some(kl), entropy_coef: 0.02, ..policy(Method::Grpo) };
@@ -54,7 +54,7 @@ fn losses() -> Vec<(&'static str, PolicyHeads, PolicyObjectiveOr)> {
 }
 
 /// Losses of pairs, of labels and of the whole step, whose anchors are given.
-fn preferences() -> impl Iterator<Item = (&'static str, PolicyHeads, PolicyObjectiveOr)> {
+pub(super) fn preferences() -> impl Iterator<Item = (&'static str, PolicyHeads, PolicyObjectiveOr)> {
     [(Method::Dpo, 0.0), (Method::Orpo, 0.0), (Method::Kto, 0.3), (Method::Bco, -0.2), (Method::Aot, 0.0)]
         .map(|(method, anchor)| {
             let preference = Algorithm::preset(method).unwrap().preference.unwrap();
@@ -65,7 +65,7 @@ fn preferences() -> impl Iterator<Item = (&'static str, PolicyHeads, PolicyObjec
 }
 
 #[derive(Debug, Clone, Copy)]
-enum PolicyObjectiveOr {
+pub(super) enum PolicyObjectiveOr {
     Policy(PolicyLoss),
     Preference(PreferenceLoss),
     Value(ValueLoss),
@@ -161,16 +161,16 @@ fn norm(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|x| x * x).sum::<f64>().sqrt()
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)))
 }
 
-fn size(values: &[f32]) -> f64 {
+pub(super) fn size(values: &[f32]) -> f64 {
     norm(values.iter().map(|&x| f64::from(x)))
 }
 
 /// Weights by name, from a folder that an engine has saved.
-fn weights(engine: &mut dyn TrainEngine, heads: PolicyHeads) -> BTreeMap<String, Vec<f32>> {
+pub(super) fn weights(engine: &mut dyn TrainEngine, heads: PolicyHeads) -> BTreeMap<String, Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();
     engine.save(folder.path()).unwrap();
     let model = match heads {
@@ -182,14 +182,19 @@ fn weights(engine: &mut dyn TrainEngine, heads: PolicyHeads) -> BTreeMap<String,
             model
         }
     };
-    model.named_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
+    model.trained_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
 }
 
-/// Gradients of one accumulation and weights after five steps are those of the embedded engine.
-fn agrees(gang: &mut Gang, name: &str, heads: PolicyHeads, of: PolicyObjectiveOr) {
-    let mut own = embedded(heads);
+/// Gradients of one accumulation and weights after five steps are those of an embedded engine with the same start.
+pub(super) fn agrees(
+    gang: &mut Gang,
+    own: &mut EmbeddedTrainEngine,
+    name: &str,
+    heads: PolicyHeads,
+    of: PolicyObjectiveOr,
+) {
     let before: Vec<(String, Vec<f32>)> =
-        own.policy().named_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect();
+        own.policy().trained_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect();
     assert_eq!(own.digest().unwrap(), gang.digest().unwrap(), "{name}: the weights at the start");
     for step in 0..5 {
         let all = of.trajectories(step);
@@ -197,7 +202,7 @@ fn agrees(gang: &mut Gang, name: &str, heads: PolicyHeads, of: PolicyObjectiveOr
         // Several micro-batches: not all ranks have the same number.
         let split = if step % 2 == 0 { of.packed(&all, 50, false) } else { of.packed(&all, 40, true) };
         assert!(split.len() > 1 && whole.len() == 1, "{name}");
-        let losses = [accumulate(&mut own, &whole, &all, of, step), accumulate(gang, &split, &all, of, step)];
+        let losses = [accumulate(own, &whole, &all, of, step), accumulate(gang, &split, &all, of, step)];
         assert!((losses[0] - losses[1]).abs() <= 1e-5 * losses[0].abs().max(1.0), "{name}: {losses:?}");
         if step == 0 {
             let gradients: BTreeMap<String, Vec<f32>> = gang.gradients().unwrap().into_iter().collect();
@@ -212,7 +217,7 @@ fn agrees(gang: &mut Gang, name: &str, heads: PolicyHeads, of: PolicyObjectiveOr
         assert!((norms[0] / norms[1] - 1.0).abs() < 1e-4, "{name}: {norms:?}");
     }
     let after = weights(gang, heads);
-    let expected = weights(&mut own, heads);
+    let expected = weights(own, heads);
     let flat = |of: &dyn Fn(&str, &[f32]) -> f64| norm(before.iter().map(|(name, old)| of(name, old)));
     let moved = flat(&|name, old| distance(&expected[name], old));
     let off = flat(&|name, _| distance(&expected[name], &after[name]));
@@ -226,7 +231,7 @@ fn agree(ranks: usize, also: impl Fn(GangSettings) -> GangSettings) {
     assert_eq!(gang.layout(), "packed");
     for (name, heads, of) in losses().into_iter().chain(preferences()) {
         gang.reopen(GangSettings { heads, ..settings.clone() }).unwrap();
-        agrees(&mut gang, &format!("{name} on {ranks} ranks"), heads, of);
+        agrees(&mut gang, &mut embedded(heads), &format!("{name} on {ranks} ranks"), heads, of);
     }
 }
 

@@ -3,6 +3,7 @@
 //! With `RLOOM_TEST_BACKEND=deepspeed` DeepSpeed divides the models; those of tests that name `shard` are refused.
 //! With `deepspeed-matrices`, pairs of ranks also divide matrices, and tests of ranks that divide tokens are refused, too.
 
+mod adapters;
 mod conformance;
 mod exactness;
 mod failures;
