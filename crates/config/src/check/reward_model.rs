@@ -64,9 +64,10 @@ fn check_reward(reward: &RewardSettings, earlier: &[Stage], origin: Origin, prob
                 if judges_steps == model.steps.is_some() {
                     continue;
                 }
-                let (what, hint) = match judges_steps {
-                    true => ("steps", "add `steps = { reduce = \"min\" }` to the component"),
-                    false => ("completions", "remove `steps` from the component"),
+                let (what, hint) = if judges_steps {
+                    ("steps", "add `steps = { reduce = \"min\" }` to the component")
+                } else {
+                    ("completions", "remove `steps` from the component")
                 };
                 let message =
                     format!("component `{}`: the model of stage `{name}` judges {what}", component.name);
