@@ -17,6 +17,9 @@ choices! {
         Group = "group",
         /// Those of all groups of the batch: for keys that describe the state completely, whatever the task.
         Batch = "batch",
+        /// As `batch`, but without the step itself, whose place the mean over all steps of its agent takes: also states that occur
+        /// once teach something. Standard deviations are those over all steps of the agent.
+        BatchOthers = "batch_others",
     }
 }
 
@@ -35,20 +38,46 @@ settings! {
         episode_weight: f64 = 1.0,
         /// ω: weight of the advantage of steps.
         step_weight: f64 = 1.0,
-        /// Steps that are compared if their states are equal: those of the group or of the batch.
+        /// Steps that are compared if their states are equal: those of the group, of the batch, or the others of the batch.
         states_from: StatesFrom = StatesFrom::Group,
     }
 }
 
-/// Returns from the steps of each state.
-type States<'a> = BTreeMap<&'a str, RunningMoments>;
+/// Returns from steps, by their state and by the agent that took them.
+struct Returns<'a> {
+    of_state: BTreeMap<&'a str, RunningMoments>,
+    of_agent: BTreeMap<&'a str, RunningMoments>,
+}
+
+/// Moments of the values of each key.
+fn moments<'a>(by_key: BTreeMap<&'a str, Vec<f64>>) -> BTreeMap<&'a str, RunningMoments> {
+    by_key.into_iter().map(|(key, values)| (key, RunningMoments::of(values.into_iter()))).collect()
+}
 
 impl Gigpo {
-    fn against(self, of: &RunningMoments, value: f64) -> f64 {
+    fn divided(self, difference: f64, of: &RunningMoments) -> f64 {
         if of.no_spread() {
             return 0.0;
         }
-        (value - of.mean) / if self.divide_by_std { of.std() + self.std_epsilon } else { 1.0 }
+        difference / if self.divide_by_std { of.std() + self.std_epsilon } else { 1.0 }
+    }
+
+    fn against(self, of: &RunningMoments, value: f64) -> f64 {
+        self.divided(value - of.mean, of)
+    }
+
+    /// The advantage of a step of an agent from a state.
+    fn of_step(self, returns: &Returns<'_>, agent: &str, state: &str, value: f64) -> f64 {
+        let (Some(of_state), Some(of_agent)) = (returns.of_state.get(state), returns.of_agent.get(agent))
+        else {
+            return 0.0;
+        };
+        if self.states_from != StatesFrom::BatchOthers {
+            return self.against(of_state, value);
+        }
+        // value − (n·mean − value + mean of the agent)/n
+        let difference = value - of_state.mean + (value - of_agent.mean) / of_state.count as f64;
+        self.divided(difference, of_agent)
     }
 
     /// The agents of an episode, each with its steps and the returns from them. An agent's steps are followed by its own alone.
@@ -64,31 +93,33 @@ impl Gigpo {
         parts(e).into_iter().map(with_steps).collect()
     }
 
-    /// The states of the groups' steps.
-    fn states<'a>(self, groups: &[GroupView<'a>], report: &mut AdvantageReport) -> States<'a> {
-        let mut from_state: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    /// Returns from the groups' steps that have a state.
+    fn returns<'a>(self, groups: &[GroupView<'a>], report: &mut AdvantageReport) -> Returns<'a> {
+        let mut of_state: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        let mut of_agent: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (_, e, _) in groups.iter().flat_map(GroupView::members) {
-            for (step, value) in self.parts(e).into_iter().flat_map(|(_, steps)| steps) {
-                report.steps += 1;
-                if let Some(state) = step.state {
-                    from_state.entry(state).or_default().push(value);
+            for (part, steps) in self.parts(e) {
+                report.steps += steps.len();
+                for (state, value) in steps.into_iter().filter_map(|(step, value)| Some((step.state?, value)))
+                {
+                    of_state.entry(state).or_default().push(value);
+                    of_agent.entry(part.name).or_default().push(value);
                 }
             }
         }
-        report.states_seen_once += from_state.values().filter(|values| values.len() == 1).count();
-        from_state.into_iter().map(|(key, values)| (key, RunningMoments::of(values.into_iter()))).collect()
+        report.states_seen_once += of_state.values().filter(|values| values.len() == 1).count();
+        Returns { of_state: moments(of_state), of_agent: moments(of_agent) }
     }
 
     /// Tokens outside any step only have the episode's advantage.
-    fn group(self, group: &GroupView<'_>, states: &States<'_>) -> Vec<Raw> {
+    fn group(self, group: &GroupView<'_>, returns: &Returns<'_>) -> Vec<Raw> {
         let mut of_agent: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (_, e, shared) in group.members() {
             for part in parts(e) {
                 of_agent.entry(part.name).or_default().push(part.reward.unwrap_or(shared));
             }
         }
-        let moments = |(key, values): (_, Vec<f64>)| (key, RunningMoments::of(values.into_iter()));
-        let of_agent: BTreeMap<&str, RunningMoments> = of_agent.into_iter().map(moments).collect();
+        let of_agent = moments(of_agent);
         group.each(|_, e, shared| {
             let mut advantage = vec![0.0; e.tokens];
             for (part, steps) in self.parts(e) {
@@ -96,8 +127,8 @@ impl Gigpo {
                 let of_episode = of_agent.get(part.name).map_or(0.0, |of| self.against(of, reward));
                 advantage[part.tokens.0..part.tokens.1].fill(self.episode_weight * of_episode);
                 for (step, value) in steps {
-                    let Some(of) = step.state.and_then(|state| states.get(state)) else { continue };
-                    let of_step = self.step_weight * self.against(of, value);
+                    let Some(state) = step.state else { continue };
+                    let of_step = self.step_weight * self.of_step(returns, part.name, state, value);
                     for a in &mut advantage[step.tokens.0..step.tokens.1] {
                         *a += of_step;
                     }
@@ -137,11 +168,11 @@ impl Estimate for Gigpo {
     fn estimate(&self, batch: &mut Batch<'_, '_>) -> Vec<Vec<Raw>> {
         let of_batch = match self.states_from {
             StatesFrom::Group => None,
-            StatesFrom::Batch => Some(self.states(batch.groups, batch.report)),
+            StatesFrom::Batch | StatesFrom::BatchOthers => Some(self.returns(batch.groups, batch.report)),
         };
         batch.each(|group, report| match &of_batch {
-            Some(states) => self.group(group, states),
-            None => self.group(group, &self.states(std::slice::from_ref(group), report)),
+            Some(returns) => self.group(group, returns),
+            None => self.group(group, &self.returns(std::slice::from_ref(group), report)),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::f64::consts::FRAC_1_SQRT_2;
 use rloom_algo::estimators::{Counterfactual, Gigpo, JointGae, Magrpo, Marti, PerAgent, RoleBaseline};
 use rloom_algo::{
     AdvantageSpec, Advantages, AgentPart, AgentTurn, AlgoError, EpisodeRewards, Estimator, GroupRewards,
-    Pairing, Recombination, RoleBaselines, RunningMoments, Shaping, ShapingHistory, StepReward,
+    Pairing, Recombination, RoleBaselines, RunningMoments, Shaping, ShapingHistory, StatesFrom, StepReward,
     advantages_of_roles,
 };
 
@@ -384,4 +384,41 @@ fn steps_of_an_agent_are_followed_by_its_own() {
     // Episode: ±1. Steps: ±0.5 from the start, none in states seen once, ∓0.375 in "o".
     assert_near(&tokens(&found, 0, 0, 3), &[1.5, 1.0, -1.375]);
     assert_near(&tokens(&found, 0, 1, 3), &[-1.5, -1.0, 1.375]);
+}
+
+/// Compared with the others, a step from a state that occurs once is compared with all steps of its agent.
+#[test]
+fn steps_are_compared_with_the_others_of_their_agent() {
+    let step = |at: usize, reward: f64, state: &'static str| StepReward {
+        tokens: (at, at + 1),
+        reward,
+        state: Some(state),
+    };
+    let won = [step(0, 0.0, "start"), step(1, 1.0, "x"), step(2, -1.0, "o")];
+    let lost = [step(0, 0.0, "start"), step(1, -1.0, "y"), step(2, 1.0, "o")];
+    let drawn = [step(0, 0.0, "start"), step(1, 0.6, "x"), step(2, 0.0, "p")];
+    let turns: [&[Option<f64>]; 2] = [&[None, None], ONE];
+    let agents = |sign: f64| [("first", Some(sign), turns[0]), ("second", Some(-sign), turns[1])];
+    let of = [agents(1.0), agents(-1.0), agents(0.0)];
+    let parts: Vec<Vec<AgentPart<'_>>> = of.iter().map(|agents| parts(agents)).collect();
+    let group = |e: usize, steps| GroupRewards {
+        episodes: vec![EpisodeRewards { steps, agents: &parts[e], ..EpisodeRewards::new(Some(0.0), 3) }],
+    };
+    let batch = [group(0, &won), group(1, &lost), group(2, &drawn)];
+    let settings = Gigpo {
+        gamma: 1.0,
+        divide_by_std: false,
+        episode_weight: 0.0,
+        states_from: StatesFrom::BatchOthers,
+        ..Gigpo::default()
+    };
+    let spec = AdvantageSpec { estimator: Estimator::Gigpo(settings), kl_coef: 0.0, whiten: false };
+    let found =
+        advantages_of_roles(&spec, &RunningMoments::default(), &RoleBaselines::new(), &batch).unwrap();
+    // The steps of the agents return 0.2 and 0 on average. "start": 1 − (−1 + 0.6 + 0.2)/3, "x": 1 − (0.6 + 0.2)/2,
+    // "y": −1 − 0.2, "o": −1 − (1 + 0)/2.
+    assert_near(&tokens(&found, 0, 0, 3), &[16.0 / 15.0, 0.6, -1.5]);
+    assert_near(&tokens(&found, 1, 0, 3), &[-1.6, -1.2, 1.5]);
+    assert_near(&tokens(&found, 2, 0, 3), &[8.0 / 15.0, 0.0, 0.0]);
+    assert_eq!(found.report.states_seen_once, 2);
 }

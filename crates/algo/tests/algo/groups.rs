@@ -128,7 +128,7 @@ const GIGPO: Gigpo = Gigpo {
 };
 
 /// Every estimator, with different settings.
-pub(crate) const EVERY: [Estimator; 25] = [
+pub(crate) const EVERY: [Estimator; 26] = [
     Estimator::Group(Group { std_epsilon: 1e-4 }),
     Estimator::GroupMean(GroupMean {}),
     Estimator::ReinforcePpBaseline(ReinforcePpBaseline {}),
@@ -153,5 +153,6 @@ pub(crate) const EVERY: [Estimator; 25] = [
     Estimator::Gigpo(Gigpo { gamma: 0.5, step_weight: 2.0, divide_by_std: false, ..GIGPO }),
     Estimator::Gigpo(Gigpo { states_from: StatesFrom::Batch, ..GIGPO }),
     Estimator::Gigpo(Gigpo { states_from: StatesFrom::Batch, episode_weight: 0.0, ..GIGPO }),
+    Estimator::Gigpo(Gigpo { states_from: StatesFrom::BatchOthers, ..GIGPO }),
     Estimator::Prime(Prime { gamma: 0.9, beta: 0.5 }),
 ];

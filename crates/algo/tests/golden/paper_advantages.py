@@ -200,9 +200,10 @@ def reinforce_pp(x, gamma, kl_coef):
     return [[None if r is None else of(g, e) for e, r in enumerate(rewards)] for g, rewards in enumerate(x["rewards"])]
 
 
-def gigpo(x, gamma, weight, divide, episode_weight=1.0, over_batch=False):
+def gigpo(x, gamma, weight, divide, episode_weight=1.0, over_batch=False, others=False):
     """Both levels are divided by their standard deviation, or neither: the paper's F_norm. Over the batch, steps are
-    compared with those of all groups, which the paper does not do."""
+    compared with those of all groups, which the paper does not do. Nor does it compare a step with the others from its state
+    and, once, with the mean over all steps, those of states that occur once included."""
     formula = group if divide else group_mean
     needs_group = episode_weight != 0.0 or not over_batch
     alike = {}  # state -> its steps' returns, over the group or the batch
@@ -216,7 +217,15 @@ def gigpo(x, gamma, weight, divide, episode_weight=1.0, over_batch=False):
                     place = "batch" if over_batch else g
                     alike.setdefault((place, step["state"]), {})[g, e, s] = returns[e][s]
     of_steps = {}
-    for members in alike.values():
+    for (place, _), members in alike.items():
+        if others:
+            every = [value for (p, _), own in alike.items() if p == place for value in own.values()]
+            scale = (std(every) + 1e-4) if divide else 1.0
+            for key, value in members.items():
+                rest = [other for k, other in members.items() if k != key]
+                against = mean([*rest, mean(every)])
+                of_steps[key] = 0.0 if max(every) == min(every) else (value - against) / scale
+            continue
         for key, a in zip(members, compared(list(members.values()), formula)):
             of_steps[key] = a or 0.0  # a state seen once
     out = []
@@ -438,6 +447,10 @@ def advantages():
         settings = {"states_from": "batch", "episode_weight": episodes, "divide_by_std": divide}
         name = f"gigpo over the batch, weight of episodes {episodes}{', by deviations' if divide else ''}"
         cases.append(case(name, "gigpo", settings, "steps", gigpo(x, 0.95, 1.0, divide, episodes, True)))
+    for divide in (False, True):
+        settings = {"states_from": "batch_others", "divide_by_std": divide}
+        name = f"gigpo against the others of the batch{', by deviations' if divide else ''}"
+        cases.append(case(name, "gigpo", settings, "steps", gigpo(x, 0.95, 1.0, divide, 1.0, True, True)))
     x = GROUP_SETS["named"]
     cases.append(case("gdpo", "gdpo", {}, "named", gdpo(x), True))
     cases.append(case("gdpo, not whitened", "gdpo", {"whiten": False}, "named", gdpo(x)))

@@ -96,24 +96,28 @@ fn players_of_tic_tac_toe_win_more_unless_they_want_to_lose() {
         "stage.warmup.steps=100",
         "stage.warmup.eval_every=0",
         "stage.rl.steps=25",
+        "stage.rl.groups_per_batch=192",
+        "stage.rl.algorithm.minibatches=8",
         "eval.every=1000",
         "eval.tasks=512",
-        "eval.sets=[]",
-        // Held-out games are played as X.
-        "data.seat=first",
-        "data.opening=0",
+        // Held-out games are played as X and, in the set, as O.
+        "eval.data={ generator = \"tic_tac_toe\" }",
+        "eval.sets=[{ name = \"o\", data = { generator = \"tic_tac_toe\", seat = \"second\" } }]",
     ];
     let learn = |aim: Aim| {
         let name = format!("run.name={aim:?}");
         let config = config(TIC_TAC_TOE, directory.path(), &[&[name.as_str()][..], &short].concat());
         train(&config, aim);
-        evaluations(&config).map(|metrics| metrics["eval/accuracy"])
+        evaluations(&config).map(|metrics| ["eval/accuracy", "eval_set/o/accuracy"].map(|name| metrics[name]))
     };
     let [before, after] = learn(Aim::Win);
-    assert!(z(before, after, 512.0) > SIGNIFICANT, "{before} → {after}");
     let [start, end] = learn(Aim::Lose);
     assert_eq!(start, before, "the warm start is the same");
-    assert!(z(start, end, 512.0) < -SIGNIFICANT, "who want to lose: {start} → {end}");
+    for (mark, at) in [("X", 0), ("O", 1)] {
+        let (before, after, end) = (before[at], after[at], end[at]);
+        assert!(z(before, after, 512.0) > SIGNIFICANT, "{mark}: {before} → {after}");
+        assert!(z(before, end, 512.0) < -SIGNIFICANT, "{mark}, who want to lose: {before} → {end}");
+    }
 }
 
 /// Figures of the whole recipes, for three seeds.
