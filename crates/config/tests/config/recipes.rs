@@ -35,6 +35,7 @@ fn recipes_are_valid_and_round_trip() {
     for name in [
         "arithmetic.toml",
         "code.toml",
+        "debate.toml",
         "distill.toml",
         "coding-agent.toml",
         "frozen-lake.toml",
