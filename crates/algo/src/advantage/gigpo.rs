@@ -50,7 +50,7 @@ struct Returns<'a> {
 }
 
 /// Moments of the values of each key.
-fn moments<'a>(by_key: BTreeMap<&'a str, Vec<f64>>) -> BTreeMap<&'a str, RunningMoments> {
+fn moments(by_key: BTreeMap<&str, Vec<f64>>) -> BTreeMap<&str, RunningMoments> {
     by_key.into_iter().map(|(key, values)| (key, RunningMoments::of(values.into_iter()))).collect()
 }
 

@@ -84,7 +84,7 @@ fn train(name: &str, settings: &[&str]) -> Trained {
     let folder = run.sandbox.path("runs/gang");
     let lines = read_events(&folder.join("events.jsonl")).unwrap();
     let metrics = lines.into_iter().filter_map(|line| match line.event {
-        Event::Step { metrics } => Some((line.stage.to_string(), metrics)),
+        Event::Step { metrics } => Some((line.stage.clone(), metrics)),
         _ => None,
     });
     let weights = |checkpoint: String| -> Tensors {
