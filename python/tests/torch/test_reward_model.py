@@ -14,10 +14,12 @@ from rloom.functions.serving import Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def save(
     pad: int | None = 0,
     side: str = "right",
     kind: Any = Qwen2ForSequenceClassification,
+    labels: int = 1,
 ) -> Any:
     """Saves a tiny reward model with a character tokenizer. Returns the tokenizer."""
     vocabulary = {letter: number for number, letter in enumerate("_0123456789+=ua")}
@@ -55,13 +58,18 @@ def save(
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=24,
-        num_labels=1,  # type: ignore[call-arg]
+        num_labels=labels,  # type: ignore[call-arg]
         pad_token_id=pad,
     )
     model: Any = kind(config)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return tokenizer
+
+
+def opened(folder: Path, tokens: int = 16, **options: Any) -> Any:
+    """The function of a reward model that computes at most `tokens` tokens at a time."""
+    return load("reward_model:" + json.dumps({"folder": str(folder), "batch_tokens": tokens, **options}))
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 1000])
@@ -72,7 +80,7 @@ def test_scores_are_the_outputs_of_the_model(
     template: str | None, pad: int | None, side: str, tokens: int, tmp_path: Path
 ) -> None:
     tokenizer = save(tmp_path, template, pad, side)
-    score = load(f"reward_model:{tokens}:{tmp_path}")
+    score = opened(tmp_path, tokens)
     scores = score(prompts=PROMPTS, completions=COMPLETIONS)
     own: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     for prompt, completion, found in zip(PROMPTS, COMPLETIONS, scores, strict=True):
@@ -94,14 +102,48 @@ def test_folders_of_rloom_end_texts_as_in_training(template: str | None, tmp_pat
     tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rloom": {"end_token": True}}))
-    scores = load(f"reward_model:16:{tmp_path}")(prompts=["1", "1"], completions=["2", "293"])
+    score = opened(tmp_path)
     own: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    # Without an end-of-text token one is added; what follows the last one is left out.
-    for text, found in zip(["129", "129"], scores, strict=True):
-        whole = text if template is None else f"u1a{text[1:]}"
+
+    def check(scores: list[float], whole: str) -> None:
         with torch.inference_mode():
             expected = own(input_ids=torch.tensor([tokenizer.encode(whole)])).logits.item()
-        assert found == pytest.approx(expected, abs=1e-5)
+        assert scores == pytest.approx([expected, expected], abs=1e-5)
+
+    # Without an end-of-text token one is added; what follows the last one is left out. A text is read as it is.
+    check(score(prompts=["1", "1"], completions=["2", "293"]), "129")
+    if template is not None:
+        user, assistant = [{"role": "user", "content": "1"}], [{"role": "assistant", "content": "2"}]
+        check(score(prompts=[user] * 2, completions=[assistant] * 2), "u1a29")
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_values_are_made_of_the_steps(template: str | None, tmp_path: Path) -> None:
+    tokenizer = save(tmp_path, template, kind=Qwen2ForTokenClassification, labels=2)
+    own: Any = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+
+    def right(text: str) -> float:
+        """The probability that the step at the end of a text is right."""
+        with torch.inference_mode():
+            logits = own(input_ids=torch.tensor([tokenizer.encode(text)])).logits[0, -1]
+        return float(logits.softmax(-1)[1])
+
+    steps = [right("1=2+"), right("1=2+33+"), right("1=2+33+4+")]
+    assert max(steps) - min(steps) > 1e-3
+    wanted = {
+        "min": min(steps),
+        "product": steps[0] * steps[1] * steps[2],
+        "mean": sum(steps) / 3,
+        "last": steps[2],
+    }
+    for reduce, value in wanted.items():
+        score = opened(tmp_path, steps={"reduce": reduce, "separator": "+"})
+        # Blank steps are left out; a completion without steps is one.
+        found = score(prompts=["1=", "1=", "3="], completions=["2+33+4", "2++33+4+", ""])
+        assert found == pytest.approx([value, value, right("3=+")], abs=1e-5), reduce
+    save(tmp_path / "one", kind=Qwen2ForTokenClassification)
+    with pytest.raises(RefusedError, match="it has 1 labels, not wrong and right"):
+        opened(tmp_path / "one", steps={"reduce": "min", "separator": "+"})
 
 
 def test_texts_of_similar_lengths_are_computed_together() -> None:
@@ -114,17 +156,17 @@ def test_texts_of_similar_lengths_are_computed_together() -> None:
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "policy", kind=Qwen2ForCausalLM)
     with pytest.raises(RefusedError, match="the tensors score.weight are missing"):
-        load(f"reward_model:16:{tmp_path / 'policy'}")
+        opened(tmp_path / "policy")
     with pytest.raises(RefusedError, match="it has no config.json"):
-        load(f"reward_model:16:{tmp_path / 'absent'}")
+        opened(tmp_path / "absent")
     (tmp_path / "policy" / "config.json").write_text("{}")
     with pytest.raises(RefusedError, match="transformers cannot open"):
-        load(f"reward_model:16:{tmp_path / 'policy'}")
+        opened(tmp_path / "policy")
 
 
 def test_texts_that_the_model_does_not_hold_are_errors(tmp_path: Path) -> None:
     save(tmp_path)
-    score = load(f"reward_model:16:{tmp_path}")
+    score = opened(tmp_path)
     with pytest.raises(ValueError, match="the text has 25 tokens, the reward model holds 1 to 24"):
         score(prompts=["1"], completions=["2" * 24])
     score(prompts=["1"], completions=["2" * 23])
