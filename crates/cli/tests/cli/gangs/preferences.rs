@@ -7,7 +7,7 @@ use rloom_telemetry::{Event, read_events};
 
 use super::run::{Run, succeeded};
 
-/// A warm-up in this process, then pairs, labels, an anchor that runs on, and a loss over the whole step, each from the same
+/// A warm-up in this process, then pairs, labels, an anchor that is a running mean, and a loss over the whole step, each from the same
 /// weights.
 const RECIPE: &str = r#"
 [run]
