@@ -3,6 +3,7 @@
 mod agents;
 mod changes;
 mod credit;
+mod debate;
 mod distillation;
 mod domains;
 mod engines;
