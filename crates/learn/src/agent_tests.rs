@@ -97,6 +97,39 @@ fn a_joint_critic_gives_all_turns_of_a_round_their_baseline() {
     }
 }
 
+/// The critic reads the trained episodes of each minibatch alone, and its clip is around the values before the batch: in the second
+/// epoch the values have moved from 1/8 and 1/2 to 9/10, towards their target 1, and have no gradient.
+#[test]
+fn a_joint_critic_learns_from_the_trained_episodes_of_each_minibatch() {
+    let round = |mut episode: Episode| {
+        for segment in &mut episode.segments {
+            segment.spans[1].round = Some(0);
+        }
+        episode
+    };
+    let with_baseline = |token: u32, baseline: u32| {
+        let mut other = round(game(&[("a", &[baseline], 0.0)], 0.0));
+        other.role = Role::Baseline;
+        group(vec![round(game(&[("a", &[token], 1.0)], 1.0)), other])
+    };
+    let json = r#"{"advantage":"joint_gae","loss_aggregation":"token_mean","minibatches":2,"epochs":2}"#;
+    let settings: AlgorithmSettings = serde_json::from_str(json).unwrap();
+    let algorithm = Algorithm::resolve(Method::Ppo, &settings, 0).unwrap();
+    assert_eq!(algorithm.critic.unwrap().value.clip, Some(0.2));
+    let mut models = models(plain);
+    let moved = |token: u32, steps: u32| if steps < 2 { plain(token, steps) } else { (0.0, 0.9) };
+    models.critic = Some(recorder(moved, plain));
+    let groups = [with_baseline(16, 32), with_baseline(64, 48)];
+    let position = position(0, AlgorithmState::default());
+    trainer(&algorithm).train(&mut models, &groups, &position, &mut |_, _| ()).unwrap();
+    let steps = &models.critic.unwrap().accumulated;
+    let mut read: Vec<Vec<(u32, f32)>> =
+        steps.iter().map(|(_, c)| c.iter().map(|(token, both)| (*token, both.1)).collect()).collect();
+    read[..2].sort_by(|a, b| a[0].0.cmp(&b[0].0));
+    read[2..].sort_by(|a, b| a[0].0.cmp(&b[0].0));
+    assert_eq!(read, [[(16, -0.875)], [(64, -0.5)], [(16, 0.0)], [(64, 0.0)]]);
+}
+
 const MEAN: &str = r#"{"loss_aggregation":"sequence_mean","advantage":"group_mean"}"#;
 
 /// Whether an agent writes its tokens in one turn or in two, with what it is told between them or in another segment, the
