@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{post, stream};
-use crate::script::{CONTEXT, Setup};
+use crate::script::{CONTEXT, Setup, TestServer};
 
 fn chat(more: &Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
@@ -82,4 +82,48 @@ fn lengths_are_limited_by_request_and_context() {
     let error = &answer.json()["error"];
     assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
     assert_eq!(error["param"], "messages");
+}
+
+/// A chat completion, whole and streamed: text, number of calls, and reason of its end.
+fn both(server: &TestServer, more: &Value) -> (String, usize, Value) {
+    let whole = post(server.address, "/v1/chat/completions", &chat(more)).json()["choices"][0].clone();
+    let text = whole["message"]["content"].as_str().unwrap_or_default().to_owned();
+    let calls = whole["message"]["tool_calls"].as_array().map_or(0, Vec::len);
+    let events = stream(server.address, "/v1/chat/completions", &chat(more)).events();
+    let deltas = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(deltas.collect::<String>(), text);
+    let reasons: Vec<&Value> =
+        events.iter().map(|e| &e["choices"][0]["finish_reason"]).filter(|reason| !reason.is_null()).collect();
+    assert_eq!(reasons, [&whole["finish_reason"]]);
+    (text, calls, whole["finish_reason"].clone())
+}
+
+/// Number of tokens of a text.
+fn tokens(server: &TestServer, text: &str) -> usize {
+    server.tokenizer.encode(text, false).unwrap().len()
+}
+
+#[test]
+fn special_tokens_are_left_out_of_the_text() {
+    let server = Setup::saying("One <|turn|>two").start();
+    assert_eq!(both(&server, &json!({})), ("One two".to_owned(), 0, json!("stop")));
+}
+
+#[test]
+fn a_character_that_is_cut_off_is_a_replacement_character() {
+    let server = Setup::saying("a b\u{1d11e}").start();
+    let limit = tokens(&server, "a b\u{1d11e}") - 1;
+    let more = json!({"max_completion_tokens": limit});
+    assert_eq!(both(&server, &more), ("a b\u{fffd}".to_owned(), 0, json!("length")));
+}
+
+#[test]
+fn a_turn_that_is_cut_off_after_a_call_ends_by_its_length() {
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let server = Setup::saying(&format!("{call}\n{call} and so on")).start();
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let more = |limit: usize| json!({"tools": tools, "max_completion_tokens": limit});
+    let limit = tokens(&server, &format!("{call}\n{call} and"));
+    assert_eq!(both(&server, &more(limit)), (String::new(), 2, json!("length")));
+    assert_eq!(both(&server, &more(5000)).2, json!("tool_calls"));
 }
