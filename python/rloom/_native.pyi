@@ -51,7 +51,14 @@ class LossStep:
     def noise(self, sequences: list[tuple[tuple[int, int, int], int]], width: int) -> bytearray | None:
         """Noise on the embeddings of sequences, each its key and its number of tokens: `[tokens, width]`, or none."""
 
-    def evaluate(self, micro_batch: int, logprob: bytes, entropy: bytes, value: bytes = b"") -> LossGrad:
+    def evaluate(
+        self,
+        micro_batch: int,
+        logprob: bytes,
+        entropy: bytes,
+        value: bytes = b"",
+        last_value: bytes = b"",
+    ) -> LossGrad:
         """Loss and coefficients of one micro-batch."""
 
 @final
@@ -65,6 +72,10 @@ class LossGrad:
     @property
     def d_value(self) -> bytearray:
         """Empty without a value head."""
+
+    @property
+    def d_last_value(self) -> bytearray:
+        """By the value after each sequence's last token; empty but for a reward model."""
 
     @property
     def terms(self) -> LossTerms: ...

@@ -14,11 +14,12 @@ pub(crate) struct PyLossStep {
     step: LossStep<'static>,
 }
 
-fn scores(logprob: &[u8], entropy: &[u8], value: &[u8]) -> PyResult<TokenScores> {
+fn scores(logprob: &[u8], entropy: &[u8], value: &[u8], last_value: &[u8]) -> PyResult<TokenScores> {
     Ok(TokenScores {
         logprob: floats::read("logprob", logprob)?,
         entropy: floats::read("entropy", entropy)?,
         value: floats::read("value", value)?,
+        last_value: floats::read("last_value", last_value)?,
         ..TokenScores::default()
     })
 }
@@ -60,8 +61,8 @@ impl PyLossStep {
 
     /// Loss and coefficients of one micro-batch.
     #[pyo3(
-        signature = (micro_batch, logprob, entropy, value = b"".as_slice()),
-        text_signature = "($self, micro_batch, logprob, entropy, value=b'')"
+        signature = (micro_batch, logprob, entropy, value = b"".as_slice(), last_value = b"".as_slice()),
+        text_signature = "($self, micro_batch, logprob, entropy, value=b'', last_value=b'')"
     )]
     fn evaluate(
         &self,
@@ -70,9 +71,10 @@ impl PyLossStep {
         logprob: &[u8],
         entropy: &[u8],
         value: &[u8],
+        last_value: &[u8],
     ) -> PyResult<PyLossGrad> {
         py.detach(|| {
-            let scores = scores(logprob, entropy, value)?;
+            let scores = scores(logprob, entropy, value, last_value)?;
             let grad = self.step.evaluate(micro_batch, &scores).map_err(exception)?;
             Ok(PyLossGrad { grad })
         })
@@ -104,6 +106,12 @@ impl PyLossGrad {
     #[getter]
     fn d_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         floats::write(py, &self.grad.d_value)
+    }
+
+    /// By the value after each sequence's last token, as f32 bytes; empty but for a reward model.
+    #[getter]
+    fn d_last_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        floats::write(py, &self.grad.d_last_value)
     }
 
     /// Sums of the micro-batch.

@@ -198,7 +198,7 @@ def _initialized(model: ScoringModel, settings: Settings, world: World, layers: 
         config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel, "partition_config": plan}
     # The root computes with weights of the heads itself.
     hf: Any = model.hf
-    heads = [model.score, hf.score if model.heads == "critic" else hf.get_output_embeddings()]
+    heads = [model.score, hf.score if model.is_classifier else hf.get_output_embeddings()]
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     if layers:
         # It compares the arguments of ranks as tensors, and a batch is none. Ranks of a group are sent the same ones.

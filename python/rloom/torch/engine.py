@@ -325,9 +325,8 @@ class Engine:
         """Back-propagates the coefficients of some sequences; zeros where this rank has none."""
         # The gradient reaches all weights on every rank: collective operations wait for each.
         loss = torch.stack([x.sum() * 0 for x in scores if x.requires_grad]).sum()
-        rows = batch.scored_of(sequences)
-        if coefficients is not None and len(rows):
-            loss = loss + coefficients.of(rows, scores)
+        if coefficients is not None and len(sequences):
+            loss = loss + coefficients.of(batch, sequences, scores)
         self.optimizer.backward(loss)
 
     def _score(self, model: Any, batch: Batch) -> Scores:
@@ -386,7 +385,7 @@ class Parts:
 def check_inert(coefficients: Coefficients, batch: Batch, sequences: Sequence[int], micro_batch: int) -> None:
     """Refuses a loss that has coefficients for sequences which it declared to have none."""
     for sequence in sequences:
-        if not coefficients.is_zero(batch.scored_of([sequence])):
+        if not coefficients.is_zero(batch, [sequence]):
             raise LossError("inert", micro_batch=micro_batch, not_inert=sequence)
 
 

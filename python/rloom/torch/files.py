@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from rloom.torch import adapter
 from rloom.torch.errors import CheckpointError
-from rloom.torch.model import VALUE_HEAD, VALUE_NAMES
+from rloom.torch.model import VALUE_HEAD, VALUE_NAMES, set_pad_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def write_model(engine: Engine, folder: Path, is_exact: bool = True, *, merges: 
     is_rounded = engine.settings.dtype == "bf16" and not is_exact and not is_adapter
     weights = {}
     for name, whole in engine.merged_weights() if merges else engine.whole_weights():
-        if engine.world.rank == 0 and (engine.settings.heads == "critic" or name not in VALUE_NAMES):
+        if engine.world.rank == 0 and (engine.model.is_classifier or name not in VALUE_NAMES):
             weights[name] = whole.to("cpu", torch.bfloat16 if is_rounded else whole.dtype, copy=True)
     with engine.world.access(f"write {folder}"):
         if engine.world.rank == 0:
@@ -155,13 +155,15 @@ def _read_embedded(engine: Engine, path: Path) -> None:
 
 def _write_hf(engine: Engine, model: ScoringModel, folder: Path, weights: dict[str, Tensor]) -> None:
     hf = model.hf
+    if model.rewards:
+        set_pad_token(hf.config, engine.settings.pad_token)
     # The settings that the folder came with are kept as they were; transformers would check and change them.
     source = Path(engine.settings.model) / GENERATION
     if hf.can_generate():
         hf.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     hf.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
     (folder / GENERATION).unlink(missing_ok=True)
-    if source.is_file() and engine.settings.heads != "critic":
+    if source.is_file() and not model.is_classifier:
         shutil.copyfile(source, folder / GENERATION)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,22 +27,26 @@ class Coefficients:
     d_entropy: Tensor
     d_value: Tensor
     terms: bytes = b""
+    #: By the value after each sequence's last token; of reward models alone.
+    d_last_value: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def of(self, rows: Tensor, scores: Scores) -> Tensor:
-        """Returns the scalar whose derivative by each score of `rows` is its coefficient."""
+    def of(self, batch: Batch, sequences: Sequence[int], scores: Scores) -> Tensor:
+        """Returns the scalar whose derivative by each score of these sequences is its coefficient."""
         total = torch.zeros((), dtype=torch.float64)
-        for score, d in (
-            (scores.logprob, self.d_logprob),
-            (scores.entropy, self.d_entropy),
-            (scores.value, self.d_value),
-        ):
+        for score, d in zip(scores, self._of_sequences(batch, sequences), strict=True):
             if len(d):
-                total = total.to(score.device) + (score * d[rows].to(score.device, score.dtype)).sum()
+                total = total.to(score.device) + (score * d.to(score.device, score.dtype)).sum()
         return total
 
-    def is_zero(self, rows: Tensor) -> bool:
-        """Returns true if no score of `rows` has a coefficient."""
-        return not any(bool(d[rows].any()) for d in (self.d_logprob, self.d_entropy, self.d_value) if len(d))
+    def is_zero(self, batch: Batch, sequences: Sequence[int]) -> bool:
+        """Returns true if no score of these sequences has a coefficient."""
+        return not any(bool(d.any()) for d in self._of_sequences(batch, sequences))
+
+    def _of_sequences(self, batch: Batch, sequences: Sequence[int]) -> list[Tensor]:
+        """Returns the coefficients of some sequences, in the order of `Scores`."""
+        rows, places = batch.scored_of(sequences), torch.tensor(sequences, dtype=torch.long)
+        of_tokens = [d[rows] if len(d) else d for d in (self.d_logprob, self.d_entropy, self.d_value)]
+        return [*of_tokens, self.d_last_value[places] if len(self.d_last_value) else self.d_last_value]
 
 
 class Loss(Protocol):
@@ -77,7 +81,7 @@ class NativeLoss:
 
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         try:
-            grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores[:3]))
+            grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores))
         except (NativeError, ValueError) as error:
             raise LossError(str(error), micro_batch=micro_batch, scores=scores) from error
         if not math.isfinite(grad.terms.loss):
@@ -88,13 +92,13 @@ class NativeLoss:
 class KnownLoss:
     """Coefficients that were evaluated for the whole step, for a loss that has to see all scores at once."""
 
-    def __init__(self, by_micro_batch: dict[int, Coefficients], lengths: dict[int, list[range]]) -> None:
+    def __init__(self, by_micro_batch: dict[int, Coefficients], batches: dict[int, Batch]) -> None:
         self.by_micro_batch = by_micro_batch
-        self.lengths = lengths
+        self.batches = batches
 
     def inert(self, micro_batch: int) -> Sequence[bool]:
-        own = self.by_micro_batch[micro_batch]
-        return [own.is_zero(torch.tensor(rows, dtype=torch.long)) for rows in self.lengths[micro_batch]]
+        own, batch = self.by_micro_batch[micro_batch], self.batches[micro_batch]
+        return [own.is_zero(batch, [sequence]) for sequence in range(len(batch.lengths))]
 
     def noisy(self, batch: Batch, width: int) -> Batch:  # noqa: ARG002
         return batch
@@ -109,7 +113,11 @@ def _bytes(scores: Tensor) -> bytes:
 
 def _coefficients(grad: LossGrad) -> Coefficients:
     return Coefficients(
-        _tensor(grad.d_logprob), _tensor(grad.d_entropy), _tensor(grad.d_value), grad.terms.to_bytes()
+        _tensor(grad.d_logprob),
+        _tensor(grad.d_entropy),
+        _tensor(grad.d_value),
+        grad.terms.to_bytes(),
+        _tensor(grad.d_last_value),
     )
 
 

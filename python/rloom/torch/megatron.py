@@ -119,8 +119,8 @@ class MegatronEngine(Engine):
             count = sum(batch.lengths[sequence] for sequence in parts.trained)
             skipped = sum(batch.lengths) - count
             results[i] = Trained(micro_batch, coefficients.terms, count, skipped)
-            rows = batch.scored_of(parts.trained)
-            return coefficients.of(rows, with_graph) if with_graph is not None and len(rows) else None
+            is_trained = with_graph is not None and len(parts.trained) > 0
+            return coefficients.of(batch, parts.trained, with_graph) if is_trained else None
 
         self._run(
             self.megatron,

@@ -1,4 +1,4 @@
-"""A causal language model with the heads of a policy, a policy with values, or a critic."""
+"""A causal language model with the heads of a policy, a policy with values, a critic, or a reward model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
 from rloom._native import digest_order
 from rloom.torch import adapter
@@ -18,6 +24,7 @@ from rloom.torch.attention import PACKED, AttentionNotSupportedError
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
 from rloom.torch.sequence import Split
+from rloom.torch.settings import CLASSIFIERS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,6 +37,12 @@ VALUE_HEAD = "trainer/value_head.safetensors"
 VALUE_NAMES = ("score.weight", "score.bias")
 #: Treatment of a micro-batch: packed with own attention or the mask of transformers, or sequence by sequence.
 Layout = Literal["packed", "masked", "unpacked"]
+#: Class and labels of the heads in place of the language head.
+KINDS: dict[str, tuple[Any, list[str]]] = {
+    "critic": (AutoModelForTokenClassification, ["value"]),
+    "reward": (AutoModelForSequenceClassification, ["value"]),
+    "process_reward": (AutoModelForTokenClassification, ["wrong", "right"]),
+}
 #: Settings of mixtures of experts in configurations.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -40,7 +53,7 @@ class Scores(NamedTuple):
     logprob: Tensor
     entropy: Tensor
     value: Tensor
-    #: Value after each sequence's last token; without a gradient.
+    #: Value after each sequence's last token; with a gradient in a reward model alone.
     last_value: Tensor
 
     def detached(self) -> Scores:
@@ -69,6 +82,16 @@ class ScoringModel(nn.Module):
             with torch.device(hf.device):
                 self.score = nn.Linear(hf.config.get_text_config().hidden_size, 1)
             _zero(self.score)
+
+    @property
+    def is_classifier(self) -> bool:
+        """True if values take the place of the language head."""
+        return self.heads in CLASSIFIERS
+
+    @property
+    def rewards(self) -> bool:
+        """True for a reward model of completions or of steps."""
+        return self.heads in ("reward", "process_reward")
 
     @property
     def vocabulary(self) -> int:
@@ -101,17 +124,17 @@ class ScoringModel(nn.Module):
         rows = batch.rows[own].to(hidden.device)
         predicting = hidden[rows - 1 - split.first]
         logprob = entropy = values = last_values = hidden.new_empty(0, dtype=torch.float32)
-        if self.heads != "critic":
+        if not self.is_classifier:
             hf: Any = self.hf
             head = hf.get_output_embeddings()
             targets, inverse = batch.tokens.to(rows.device)[rows], batch.inv_temperature[own].to(rows.device)
             scores = token_scores(predicting, head.weight, head.bias, targets, inverse)
             logprob, entropy = (split.gathered(x, before) for x in scores)
-        value: Any = self.hf.score if self.heads == "critic" else self.score
+        value: Any = self.hf.score if self.is_classifier else self.score
         if value is not None:
             values = split.gathered(_values(value, predicting), before)
             ends = torch.tensor(batch.starts[1:]) - 1
-            with torch.no_grad():
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.rewards):
                 last = hidden[(ends[split.own(ends)] - split.first).to(hidden.device)]
                 last_values = split.gathered(_values(value, last), ends)
         return Scores(logprob, entropy, values, last_values)
@@ -193,15 +216,14 @@ def open_model(
 
     `lora` adds an adapter, new or the one that it starts from; `merged` is the folder of one that is added to the weights.
     """
-    kind: Any = AutoModelForTokenClassification if heads == "critic" else AutoModelForCausalLM
+    kind, labels = KINDS.get(heads, (AutoModelForCausalLM, []))
     quiet = logging.getLogger("transformers")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        if heads == "critic":
-            config.num_labels, config.classifier_dropout = 1, 0.0
-            config.id2label, config.label2id = {0: "value"}, {"value": 0}
+        if labels:
+            _set_classifier(config, heads, labels)
         if meta:
             with torch.device("meta"):
                 return ScoringModel(kind.from_config(config, dtype=dtype), heads, lora).eval()
@@ -213,7 +235,7 @@ def open_model(
     finally:
         quiet.setLevel(level)
     missing = set(loading["missing_keys"])
-    if heads == "critic":
+    if labels:
         if not isinstance(getattr(hf, "score", None), nn.Linear):
             raise ModelError(f"{folder}: {type(hf).__name__} has no linear value head called score")
         if missing & {"score.weight", "score.bias"}:
@@ -228,12 +250,42 @@ def open_model(
     return model.eval()
 
 
+def _set_classifier(config: Any, heads: Heads, labels: list[str]) -> None:
+    """Sets the fields of the head, as the embedded engine writes them."""
+    if heads == "reward":
+        # Texts that the model learns from end with an end-of-text token, which is no padding then.
+        config.rloom = {"end_token": True}
+        if config.pad_token_id is not None and config.pad_token_id in _end_tokens(config):
+            config.pad_token_id = None
+    else:
+        config.classifier_dropout = 0.0
+    if len(config.id2label) != len(labels) or heads == "critic" or _has_default_labels(config):
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: number for number, label in enumerate(labels)}
+
+
+def set_pad_token(config: Any, pad: int | None) -> None:
+    """Names the padding token of the tokenizer, by which transformers finds the last token of a text."""
+    if config.pad_token_id is None and pad is not None and pad not in _end_tokens(config):
+        config.pad_token_id = pad
+
+
+def _end_tokens(config: Any) -> list[int]:
+    end = config.eos_token_id
+    return [end] if isinstance(end, int) else list(end or ())
+
+
+def _has_default_labels(config: Any) -> bool:
+    return all(label == f"LABEL_{number}" for number, label in config.id2label.items())
+
+
 def _values(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """Returns the value of each row; with the labels wrong and right, the difference of their logits."""
     precision = torch.promote_types(hidden.dtype, torch.float32)
     bias = None if head.bias is None else head.bias.to(precision)
     values = nn.functional.linear(hidden.to(precision), head.weight.to(precision), bias)
     # No view: hooks on the outputs of a sharded model warn about views.
-    return values[:, 0].clone()
+    return values[:, 0].clone() if values.shape[1] == 1 else values[:, 1] - values[:, 0]
 
 
 @torch.no_grad()

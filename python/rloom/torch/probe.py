@@ -31,7 +31,7 @@ def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
     with torch.no_grad():
         model.set_layout("unpacked")
         expected = (
-            None if model.heads == "critic" else torch.cat([_of_own_head(model, batch) for batch in alone])
+            None if model.is_classifier else torch.cat([_of_own_head(model, batch) for batch in alone])
         )
         single = [_vector(model(batch)) for batch in alone]
         if expected is not None:

@@ -141,7 +141,7 @@ class Rank:
                 i: Coefficients(arrays[f"{i}.d_logprob"], arrays[f"{i}.d_entropy"], arrays[f"{i}.d_value"])
                 for i in batches
             }
-            loss = KnownLoss(known, {i: batch.rows_by_sequence for i, batch in batches.items()})
+            loss = KnownLoss(known, batches)
         trained = self._engine.accumulate(batches, asked["total"], loss, self._progress(asked["total"]))
         reply = {str(t.micro_batch): {"tokens": t.tokens, "skipped": t.skipped} for t in trained}
         terms = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Heads = Literal["policy", "policy_and_value", "critic"]
+Heads = Literal["policy", "policy_and_value", "critic", "reward", "process_reward"]
+#: Heads in place of the language head.
+CLASSIFIERS = ("critic", "reward", "process_reward")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Settings:
     model: str
     backend: Literal["torch", "deepspeed", "megatron"] = "torch"
     heads: Heads = "policy"
+    #: Padding token of a reward model's tokenizer, which its folder names.
+    pad_token: int | None = None
     #: Folder of the reference policy, if the algorithm reads it.
     reference: str | None = None
     #: Trains an adapter instead of the weights.

@@ -113,12 +113,15 @@ fn check_trainer(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem
                 .hint(format!("remove `{}`", section.trainer.name("lora"))),
         );
     }
-    if !matches!(stage.trainer.backend, Backend::Embedded(_)) {
+    if matches!(stage.trainer.backend, Backend::Deepspeed(_) | Backend::Megatron(_)) {
         problems.push(
-            Problem::new(Code::Conflict, "reward models are trained by the embedded engine")
+            Problem::new(
+                Code::Conflict,
+                "reward models are trained by the embedded engine or PyTorch's own ranks",
+            )
                 .at(section.trainer.origin_or_table("backend"), "")
                 .at_if_set(section.keys.origin("method"), format!("the method is {method}"))
-                .hint(format!("set `{} = \"embedded\"` for this stage", section.trainer.name("backend"))),
+                .hint(format!("set `{} = \"torch\"` for this stage", section.trainer.name("backend"))),
         );
     }
 }

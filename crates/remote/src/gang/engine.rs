@@ -197,6 +197,7 @@ impl Gang {
                             logprob: field("logprob")?,
                             entropy: field("entropy")?,
                             value: field("value")?,
+                            last_value: field("last_value")?,
                             ..TokenScores::default()
                         })
                     };

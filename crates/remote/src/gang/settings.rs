@@ -17,6 +17,11 @@ pub enum PolicyHeads {
     PolicyAndValue,
     /// Value of the prefix only. A policy's folder gives a critic with a value head of zeros.
     Critic,
+    /// Value of the prefix only, saved as a sequence classifier with one label. A policy's folder gives a head of zeros.
+    Reward,
+    /// Logits of wrong and right of the prefix only, saved as a token classifier; the value is their difference. A policy's folder
+    /// gives a head of zeros.
+    ProcessReward,
 }
 
 /// Library that divides a model among the ranks.
@@ -81,6 +86,8 @@ pub struct GangSettings {
     pub backend: RankBackend,
     /// Heads of the model.
     pub heads: PolicyHeads,
+    /// Padding token of a reward model's tokenizer, by which `transformers` finds the last token of a text.
+    pub pad_token: Option<u32>,
     /// Model folder of the reference policy, if the algorithm reads it.
     pub reference: Option<PathBuf>,
     /// Policy of the run that publications carry.
@@ -130,6 +137,7 @@ impl GangSettings {
             merged: None,
             backend: RankBackend::Torch,
             heads: PolicyHeads::Policy,
+            pad_token: None,
             reference: None,
             policy: PolicyId::MAIN,
             optimizer: OptimizerSettings::default(),
@@ -182,6 +190,7 @@ impl GangSettings {
             "merged": self.merged,
             "backend": self.backend,
             "heads": self.heads,
+            "pad_token": self.pad_token,
             "reference": self.reference,
             "optimizer": {
                 "betas": o.betas,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rloom_algo::{Algorithm, Backbone};
+use rloom_algo::{Algorithm, Backbone, RewardModelSpec};
 use rloom_cluster::{ClusterError, JoinStatus, Machines, MirrorSettings, Mirrors};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
@@ -191,6 +191,7 @@ impl ConfiguredEngines {
             let trains_adapter = heads == PolicyHeads::Policy;
             let settings = GangSettings {
                 heads,
+                pad_token: self.policy.tokenizer.pad_id(),
                 lora: stage.trainer.lora.as_ref().filter(|_| trains_adapter).map(|lora| GangLora {
                     settings: lora.clone(),
                     seed: self.embedded.seed,
@@ -239,10 +240,11 @@ impl ConfiguredEngines {
             let gang = Gang::start(settings, &ranks, epoch)?;
             Ok::<_, RunError>(ConfiguredTrainer::Gang { gang: Box::new(gang), _start: Arc::clone(&folder) })
         };
-        let heads = if backbone == Some(Backbone::Shared) {
-            PolicyHeads::PolicyAndValue
-        } else {
-            PolicyHeads::Policy
+        let heads = match stage.algorithm.reward_model {
+            Some(RewardModelSpec::Sequence { .. }) => PolicyHeads::Reward,
+            Some(RewardModelSpec::Process) => PolicyHeads::ProcessReward,
+            None if backbone == Some(Backbone::Shared) => PolicyHeads::PolicyAndValue,
+            None => PolicyHeads::Policy,
         };
         Ok(Models {
             policy: gang("policy", heads, stage.algorithm.needs_reference())?,

@@ -1,4 +1,4 @@
-//! Stages that learn from preferences, on ranks and on the embedded engine.
+//! Stages that learn from preferences and labels, on ranks and on the embedded engine.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use rloom_telemetry::{Event, read_events};
 
 use super::run::{Run, succeeded};
 
-/// A warm-up in this process, then pairs, labels, an anchor that is a running mean, and a loss over the whole step, each from the same
-/// weights.
+/// A warm-up in this process, then pairs, labels, an anchor that is a running mean, a loss over the whole step, and reward models of
+/// completions and of steps, each from the same weights.
 const RECIPE: &str = r#"
 [run]
 name = "gang"
@@ -30,6 +30,9 @@ generator = "arithmetic"
 operations = ["+"]
 style = "mixed"
 
+[tokenizer]
+alphabet = "0123456789+=# \n"
+
 [[stage]]
 name = "warmup"
 method = "sft"
@@ -41,12 +44,18 @@ backend = "embedded"
 learning_rate = 1e-3
 STAGES"#;
 
+const PAIRS: &str = "rows = \"preferences\"\nworked_share = 0.7";
+const LABELS: &str = "rows = \"labels\"\nworked_share = 0.7";
+const LABELLED_STEPS: &str = "path = \"steps.jsonl\"\neval_rows = 4";
+
 /// Methods with the rows that they learn from; the reference of one is scored before the first step.
-const STAGES: [(&str, &str, &str); 4] = [
-    ("dpo", "preferences", ""),
-    ("kto", "labels", "reference = { cache = \"scores\" }"),
-    ("bco", "labels", ""),
-    ("aot", "preferences", ""),
+const STAGES: [(&str, &str, &str); 6] = [
+    ("dpo", PAIRS, ""),
+    ("kto", LABELS, "reference = { cache = \"scores\" }"),
+    ("bco", LABELS, ""),
+    ("aot", PAIRS, ""),
+    ("reward_model", PAIRS, ""),
+    ("prm", LABELLED_STEPS, ""),
 ];
 const STEPS: usize = 3;
 
@@ -64,19 +73,32 @@ struct Trained {
 }
 
 fn recipe() -> String {
-    let of_stage = |(method, rows, more): &(&str, &str, &str)| {
+    let of_stage = |(method, data, more): &(&str, &str, &str)| {
         format!(
             "[[stage]]\nname = \"{method}\"\nmethod = \"{method}\"\nfrom = \"warmup\"\nsteps = {STEPS}\n\
-             groups_per_batch = 6\n[stage.data]\nrows = \"{rows}\"\nworked_share = 0.7\n[stage.trainer]\n\
+             groups_per_batch = 6\n[stage.data]\n{data}\n[stage.trainer]\n\
              learning_rate = 1e-3\nmicro_batch_tokens = 64\n{more}\n"
         )
     };
     RECIPE.replace("STAGES", &STAGES.iter().map(of_stage).collect::<String>())
 }
 
+/// Sums whose steps are right or wrong; not as many right as wrong ones.
+fn labelled_steps() -> String {
+    let row = |n: usize| {
+        let (a, b) = (n % 10, n / 3 % 10);
+        let (found, is_right) = (a + b + usize::from(n % 3 == 0), n % 3 != 0);
+        format!(
+            "{{\"prompt\": \"{a}+{b}=\", \"completions\": [\"{found}\", \"#{b}\"], \"labels\": [{is_right}, true]}}\n"
+        )
+    };
+    (0..24).map(row).collect()
+}
+
 fn train(name: &str, settings: &[&str]) -> Trained {
     let run = Run::new(name);
     run.sandbox.write("gang.toml", &recipe());
+    run.sandbox.write("steps.jsonl", &labelled_steps());
     let settings = settings.iter().flat_map(|setting| ["--set", setting]);
     let arguments: Vec<&str> = ["train", "gang.toml", "--quiet"].into_iter().chain(settings).collect();
     succeeded(&run.finish(run.start(&arguments)));
@@ -96,11 +118,15 @@ fn train(name: &str, settings: &[&str]) -> Trained {
     Trained { metrics: metrics.collect(), weights: ends.into_iter().chain([start]).collect() }
 }
 
-/// Distance of the weights of a stage's end from others.
+/// Distance of the weights of a stage's end from others. A head that those lack began at zero.
 fn distance(a: &Tensors, b: &Tensors) -> f64 {
-    assert!(a.keys().eq(b.keys()));
-    let pairs = a.values().flatten().zip(b.values().flatten());
-    pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>().sqrt()
+    let of_tensor = |(name, own): (&String, &Vec<f32>)| {
+        let zeros = vec![0.0; own.len()];
+        let other = b.get(name).unwrap_or(&zeros);
+        assert_eq!(own.len(), other.len(), "{name}");
+        own.iter().zip(other).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>()
+    };
+    a.iter().map(of_tensor).sum::<f64>().sqrt()
 }
 
 /// True for what training computes; times and the tokens of shared prompts are properties of an engine.
@@ -118,6 +144,7 @@ fn train_as_the_embedded_engine(ranks: &str) {
     for (stage, ..) in STAGES {
         let [own, end, start] =
             [&found.weights[stage], &expected.weights[stage], &expected.weights["warmup"]];
+        assert!(own.keys().eq(end.keys()), "{stage}, {ranks}");
         let (off, moved) = (distance(own, end), distance(end, start));
         println!("{stage}, {ranks}: off by {:.1e} of the update", off / moved);
         assert!(moved > 0.0 && off <= WEIGHTS * moved, "{stage}, {ranks}: off by {off:e} of {moved:e}");

@@ -103,8 +103,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("set `{} = \"{start}\"`", &["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}"], "set `stage.rl.from = \"model\"`",
         &[&["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}", "stage.rl.from=model"]]),
     mistake("remove `{}`", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], ADAPTER], "remove `stage.rl.trainer.lora`", &[&REWARD_MODEL]),
-    mistake("set `{} = \"embedded\"` for this stage", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=torch"], "set `stage.rl.trainer.backend = \"embedded\"` for this stage",
-        &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=embedded"]]),
+    mistake("set `{} = \"torch\"` for this stage", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=deepspeed"], "set `stage.rl.trainer.backend = \"torch\"` for this stage",
+        &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=torch"]]),
     mistake("reward_model.rs: hint", &["stage.rl.reward.components=[{kind='exact'},{kind='reward_model',model='stage:warmup',backend='embedded'}]"], "name a folder, or train the model in an earlier stage with `method = \"reward_model\"`",
         &[&["stage.rl.reward.components=[{kind='exact'},{kind='reward_model',model='folder',backend='embedded'}]"]]),
     // Demonstrations

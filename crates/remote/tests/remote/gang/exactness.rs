@@ -5,9 +5,10 @@ use std::path::Path;
 
 use rloom_algo::{
     Algorithm, EmbeddingNoise, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep,
-    Method, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, Surrogate, ValueLoss,
+    Method, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, RewardLoss, StepLabel, Surrogate,
+    ValueLoss,
 };
-use rloom_core::{PolicyVersion, Purpose, RandomKey, Trajectory};
+use rloom_core::{PolicyVersion, Purpose, RandomKey, SampleKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{
     Form, OptimStep, PackedBatch, PublishedWeights, TrainEngine, TrainError, Which, pack, pack_groups,
@@ -69,6 +70,7 @@ pub(super) enum PolicyObjectiveOr {
     Policy(PolicyLoss),
     Preference(PreferenceLoss),
     Value(ValueLoss),
+    Reward(RewardLoss),
 }
 
 impl PolicyObjectiveOr {
@@ -76,34 +78,43 @@ impl PolicyObjectiveOr {
         matches!(self, Self::Policy(loss) if matches!(loss.surrogate, Surrogate::Sft(_)))
     }
 
+    fn is_of_pairs(self) -> bool {
+        matches!(self, Self::Preference(_) | Self::Reward(RewardLoss::Pairs { .. }))
+    }
+
     /// Trajectories of a step; those of a preference loss are pairs.
-    fn trajectories(self, step: u64) -> Vec<Trajectory> {
+    pub(super) fn trajectories(self, step: u64) -> Vec<Trajectory> {
         let mut all = trajectories(step);
-        if matches!(self, Self::Preference(_)) {
+        if self.is_of_pairs() {
             all.retain(|t| t.key.sample < 2 && t.key.ticket.0 % 4 != 3);
         }
         all
     }
 
     /// Micro-batches of at most `tokens` tokens, or of one pair.
-    fn packed(self, all: &[Trajectory], tokens: usize, shares_prompts: bool) -> Vec<PackedBatch> {
+    pub(super) fn packed(self, all: &[Trajectory], tokens: usize, shares_prompts: bool) -> Vec<PackedBatch> {
         // The noise of a shared prompt would be that of several sequences.
-        let packed = match (self, shares_prompts && !self.is_noisy()) {
-            (Self::Preference(_), _) => pack_groups(all, tokens, shares_prompts),
-            (_, true) => pack(all, tokens),
-            (_, false) => pack_unshared(all, tokens),
+        let packed = match shares_prompts && !self.is_noisy() {
+            _ if self.is_of_pairs() => pack_groups(all, tokens, shares_prompts),
+            true => pack(all, tokens),
+            false => pack_unshared(all, tokens),
         };
         packed.unwrap()
     }
 }
 
-fn objective(of: PolicyObjectiveOr, step: u64) -> Objective {
+fn objective(of: PolicyObjectiveOr, step: u64, inputs: &[LossInputs]) -> Objective {
     match of {
         PolicyObjectiveOr::Policy(loss) => {
             Objective::Policy(PolicyObjective { loss, draws: RandomKey::new(7, 0, Purpose::Algorithm, step) })
         }
         PolicyObjectiveOr::Preference(loss) => Objective::Preference(loss),
         PolicyObjectiveOr::Value(loss) => Objective::Value(loss),
+        PolicyObjectiveOr::Reward(RewardLoss::Steps { .. }) => {
+            let steps = inputs.iter().flat_map(|inputs| &inputs.steps).map(|steps| steps.len() as u64).sum();
+            Objective::Reward(RewardLoss::Steps { steps })
+        }
+        PolicyObjectiveOr::Reward(loss) => Objective::Reward(loss),
     }
 }
 
@@ -125,14 +136,27 @@ fn inputs(batches: &[PackedBatch]) -> Vec<LossInputs> {
             returns: of(-0.3),
             old_value: of(-0.2),
             outcome: Some(batch.keys.iter().map(|key| f32::from(u8::from(key.sample % 2 == 0))).collect()),
+            margin: Some(batch.keys.iter().map(|key| 0.2 * (key.ticket.0 % 3) as f32).collect()),
+            steps: batch.sequences.iter().zip(&batch.keys).map(|(rows, key)| steps(rows.len(), key)).collect(),
             ..LossInputs::default()
         }
     };
     batches.iter().map(of_batch).collect()
 }
 
+/// A step up to the middle of a completion, where it has one, and one up to its end; every fourth has none.
+fn steps(tokens: usize, key: &SampleKey) -> Vec<StepLabel> {
+    if key.ticket.0 % 4 == 2 {
+        return Vec::new();
+    }
+    let is_right = key.sample.is_multiple_of(2);
+    let middle = StepLabel { end: tokens / 2, is_right: !is_right };
+    let ends = [middle, StepLabel { end: tokens, is_right }];
+    ends.into_iter().filter(|label| label.end > 0).collect()
+}
+
 /// Accumulates a step and returns the loss. SFT is trained with noise on the embeddings.
-fn accumulate(
+pub(super) fn accumulate(
     engine: &mut dyn TrainEngine,
     batches: &[PackedBatch],
     all: &[Trajectory],
@@ -142,7 +166,7 @@ fn accumulate(
     let counts = GlobalCounts::of_lengths(all.iter().map(Trajectory::policy_tokens), 16);
     let inputs = inputs(batches);
     let noise = of.is_noisy().then_some(EmbeddingNoise { alpha: 5.0, seed: 3, stage: 0, step: step as u32 });
-    let loss = LossStep { noise, ..LossStep::new(objective(of, step), counts, &inputs) };
+    let loss = LossStep { noise, ..LossStep::new(objective(of, step, &inputs), counts, &inputs) };
     engine.accumulate(batches, &loss).unwrap().terms.loss()
 }
 
@@ -154,6 +178,7 @@ fn embedded(heads: PolicyHeads) -> EmbeddedTrainEngine {
             EmbeddedTrainEngine::with_value_head(ctx, model(), None, optimizer(), generation)
         }
         PolicyHeads::Critic => EmbeddedTrainEngine::critic(ctx, &model(), optimizer()),
+        PolicyHeads::Reward | PolicyHeads::ProcessReward => unreachable!("tests of reward models open them"),
     }
 }
 
@@ -176,6 +201,8 @@ pub(super) fn weights(engine: &mut dyn TrainEngine, heads: PolicyHeads) -> BTree
     let model = match heads {
         PolicyHeads::Policy => Model::load(folder.path()).unwrap(),
         PolicyHeads::Critic => Model::load_critic(folder.path()).unwrap(),
+        PolicyHeads::Reward => Model::load_reward(folder.path()).unwrap(),
+        PolicyHeads::ProcessReward => Model::load_process_reward(folder.path()).unwrap(),
         PolicyHeads::PolicyAndValue => {
             let mut model = Model::load(folder.path()).unwrap().with_value_head();
             model.load_value_head(&folder.path().join("trainer/value_head.safetensors")).unwrap();
@@ -274,10 +301,20 @@ fn three_ranks_agree_with_the_embedded_engine() {
 
 pub(crate) fn train(engine: &mut dyn TrainEngine, steps: std::ops::Range<u64>) {
     let (_, _, of) = losses()[0];
+    train_with(engine, of, steps, 1e-3);
+}
+
+/// Trains on steps of several micro-batches.
+pub(super) fn train_with(
+    engine: &mut dyn TrainEngine,
+    of: PolicyObjectiveOr,
+    steps: std::ops::Range<u64>,
+    learning_rate: f64,
+) {
     for step in steps {
-        let all = trajectories(step);
-        accumulate(engine, &pack_unshared(&all, 50).unwrap(), &all, of, step);
-        engine.step(&OptimStep { learning_rate: 1e-3 }).unwrap();
+        let all = of.trajectories(step);
+        accumulate(engine, &of.packed(&all, 50, false), &all, of, step);
+        engine.step(&OptimStep { learning_rate }).unwrap();
     }
 }
 

@@ -9,6 +9,7 @@ mod exactness;
 mod failures;
 mod local_ranks;
 mod publications;
+mod reward_models;
 pub(crate) mod support;
 
 pub(crate) use exactness::train;
