@@ -56,6 +56,13 @@ pub enum RunError {
         /// The stage.
         stage: String,
     },
+    /// Training starts from an adapter that the embedded engine adds to its base.
+    #[error("{} is a DoRA adapter, from which only further stages of its run on PyTorch ranks continue", path.display())]
+    #[diagnostic(help("start from `rloom export ADAPTER model --merge --out FOLDER`"))]
+    DoraStart {
+        /// The adapter.
+        path: PathBuf,
+    },
     /// A stage continues an adapter with other settings.
     #[error("stage `{stage}`: the adapter that it continues was made with other settings of `lora`")]
     #[diagnostic(help("set `lora` to the rank, `alpha` and layers in its adapter_config.json"))]
