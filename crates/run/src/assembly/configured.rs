@@ -59,6 +59,8 @@ pub(crate) struct ConfiguredEngines {
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
     dtype: Dtype,
+    /// Further policies start from whole models, which servers of adapters do not load.
+    has_policies: bool,
     /// Most ranks of a stage.
     ranks: usize,
     /// Where processes are started.
@@ -108,6 +110,7 @@ impl ConfiguredEngines {
             functions: FunctionHosts::new(config, &machines, &offer, &logs)?,
             logs,
             dtype: config.dtype,
+            has_policies: !config.policies.is_empty(),
             ranks: placement::most_ranks(config),
             control: Control::start(directory, &machines)?,
             mirrors: machines.members().map(|_| mirrors(config)),
@@ -369,7 +372,7 @@ impl EngineFactory for ConfiguredEngines {
         stage: &Stage,
         start: &StageStart,
     ) -> Result<Self::Rollout, RunError> {
-        let rank = transfer::served_rank(stage, settings);
+        let rank = transfer::served_rank(stage, settings).filter(|_| !self.has_policies);
         let (Some(rank), RolloutEngineSettings::Vllm(servers)) = (rank, settings) else {
             return self.rollout(settings);
         };
