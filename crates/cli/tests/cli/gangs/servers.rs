@@ -126,9 +126,6 @@ groups_per_batch = 4
 [stage.algorithm]
 group_size = 8
 
-[stage.schedule]
-max_staleness = 1
-
 [stage.trainer]
 lora = { rank = 4 }
 learning_rate = 1e-2
