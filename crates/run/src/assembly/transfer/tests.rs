@@ -135,6 +135,7 @@ fn servers_sleep_on_one_gpu() {
 /// vLLM serves adapters of its ranks by name. What it does not serve is added to the base.
 #[test]
 fn adapters_go_to_vllm_without_their_base() {
+    const LORA: &str = "trainer.lora={rank=12}";
     let text = RECIPE.lines().skip(1).collect::<Vec<_>>().join("\n");
     let text = format!("model.path = 'model'\n{text}");
     let placed = |overrides: &[&str]| {
@@ -145,7 +146,6 @@ fn adapters_go_to_vllm_without_their_base() {
         let form = Placement::of(&config, stage, &Slots::Gpus(2).into());
         (rank, form.unwrap().map_or(Form::Folder, |own| own.weights), versions_in_use(stage))
     };
-    const LORA: &str = "trainer.lora={rank=12}";
     assert_eq!(placed(&[VLLM, LORA]), (Some(12), Form::Adapter, 2));
     assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=1"]), (Some(12), Form::Adapter, 3));
     assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=99"]).2, MOST_VERSIONS);
