@@ -23,8 +23,7 @@ mod train;
 pub use digest::{WeightDigest, digest_order};
 pub use live::{Channel, ReceiverStep, SendError, WeightChunk, WeightReceiver, WeightSender};
 pub use publish::{
-    AdapterFolder, Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe, PublishedPolicy,
-    PublishedWeights, WeightFolder,
+    Form, InProcessWeights, InvalidLabel, PolicyLabel, Probe, PublishedPolicy, PublishedWeights, WeightFolder,
 };
 pub use rloom_core::OnUpdate;
 pub use rollout::{

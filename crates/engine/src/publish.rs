@@ -116,8 +116,8 @@ pub enum PublishedWeights {
     Folder(Arc<WeightFolder>),
     /// The trainer's own memory, until the trainer changes its weights.
     Live(Arc<dyn WeightSender>),
-    /// A LoRA adapter on a base that the receiver already has.
-    Adapter(Arc<AdapterFolder>),
+    /// The folder of a LoRA adapter in PEFT's format. The receiver has its base already.
+    Adapter(Arc<WeightFolder>),
 }
 
 /// A way of transferring weights from trainer to rollout engine.
@@ -192,7 +192,7 @@ impl fmt::Debug for InProcessWeights {
     }
 }
 
-/// A complete Hugging Face model folder.
+/// A folder with weights: a Hugging Face model, or a PEFT adapter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WeightFolder {
     path: PathBuf,
@@ -223,15 +223,6 @@ impl Drop for WeightFolder {
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
-}
-
-/// A LoRA adapter and the base that it belongs to.
-#[derive(Debug, PartialEq, Eq)]
-pub struct AdapterFolder {
-    /// The adapter's folder.
-    pub folder: WeightFolder,
-    /// Weights that the adapter is applied to.
-    pub base: PolicyLabel,
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rloom_ops::Ctx;
 
-use crate::adapter::{self, Adapter, Projection, StoredAdapter};
+use crate::adapter::{self, Adapter, Magnitudes, Projection, StoredAdapter};
 use crate::base::Base;
 use crate::checkpoint::{LOW_BITS, SINGLE, TensorOut, Values, write_tensors, write_tensors_as};
 use crate::model::tensors_out;
@@ -92,14 +92,25 @@ impl Model {
         if !adapter::is_adapter(folder) {
             return Ok(None);
         }
-        Ok(Some(StoredAdapter::open(folder)?.config().clone()))
+        Ok(Some(StoredAdapter::open(folder)?.config()?.clone()))
     }
 
-    /// The adapter in a folder over this model, whose weights are shared. An adapter of this model is left behind.
+    /// The adapter in a folder over this model, whose weights are shared. An adapter of this model is left behind. With DoRA,
+    /// a copy of the weights with the adapter added to them.
     pub fn with_stored_adapter(&self, folder: &Path) -> Result<Self, LoadError> {
         let stored = StoredAdapter::open(folder)?;
         let adapter = stored.read(self.config(), || self.base.digest())?;
-        Ok(Self { adapter: Some(adapter), ..self.clone() })
+        let adapted = Self { adapter: Some(adapter), ..self.clone() };
+        Ok(match stored.magnitudes(self.config())? {
+            None => adapted,
+            Some(magnitudes) if self.base.is_frozen() => adapted.merged_with(Some(&magnitudes)).frozen(),
+            Some(magnitudes) => adapted.merged_with(Some(&magnitudes)),
+        })
+    }
+
+    /// True if `folder` holds an adapter that is added to its base when it is read (DoRA).
+    pub fn is_merged_when_read(folder: &Path) -> Result<bool, LoadError> {
+        Ok(adapter::is_adapter(folder) && StoredAdapter::open(folder)?.is_dora())
     }
 
     /// Reads an adapter with its base.
@@ -187,6 +198,11 @@ impl Model {
     /// If the language head is adapted, it gets a table of its own.
     #[must_use]
     pub fn merged(&self) -> Self {
+        self.merged_with(None)
+    }
+
+    /// As [`merged`](Self::merged), with the norms of DoRA for the rows of the adapted weights.
+    fn merged_with(&self, magnitudes: Option<&Magnitudes>) -> Self {
         let mut base = Base::clone(&self.base).widened();
         let Some(adapter) = &self.adapter else {
             return Self { base: Arc::new(base), ..self.clone() };
@@ -195,15 +211,19 @@ impl Model {
             base = base.untied();
         }
         let (weights, scale) = (base.weights_mut(), adapter.config.scale() as f32);
-        for (weights, factors) in weights.layers.iter_mut().zip(&adapter.tensors.layers) {
+        for (index, (weights, factors)) in weights.layers.iter_mut().zip(&adapter.tensors.layers).enumerate()
+        {
             for projection in Projection::ALL {
                 if let Some(factors) = factors.of(projection) {
                     factors.add_to(weights.matrix_mut(projection), scale);
+                    let norms = magnitudes.map(|norms| norms.of_projection(index, projection));
+                    factors.rescale(weights.matrix_mut(projection), norms.unwrap_or_default());
                 }
             }
         }
         if let Some((factors, head)) = adapter.tensors.head.as_ref().zip(weights.head.as_mut()) {
             factors.add_to(head, scale);
+            factors.rescale(head, magnitudes.map(Magnitudes::of_head).unwrap_or_default());
         }
         Self { base: Arc::new(base), adapter: None, ..self.clone() }
     }

@@ -15,6 +15,23 @@ const MODULE: &str = "rloom_vllm";
 /// Tokens by which the longest prompt that `SGLang` accepts is shorter than its context.
 const CONTEXT_MARGIN: usize = 6;
 
+/// Ranks for which vLLM has kernels.
+const LORA_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
+
+/// The smallest of vLLM's limits for adapters of a rank; `None` if it serves none that large.
+pub fn max_lora_rank(rank: usize) -> Option<usize> {
+    LORA_RANKS.into_iter().find(|limit| rank <= *limit)
+}
+
+/// Adapters that a server has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdapterSlots {
+    /// Their largest rank.
+    pub rank: usize,
+    /// Number of versions that requests use at a time; requests of others wait.
+    pub versions: usize,
+}
+
 /// A program to start, with its arguments and what is added to its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerCommand {
@@ -98,6 +115,18 @@ impl ServerCommand {
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
         Ok(Self { program: settings.python.clone(), arguments, environment })
+    }
+
+    /// A vLLM server that also serves adapters of its model. Options of the recipe come later, and win.
+    #[must_use]
+    pub fn with_adapters(mut self, slots: AdapterSlots) -> Self {
+        let rank = max_lora_rank(slots.rank).unwrap_or(slots.rank);
+        let options = [("--max-lora-rank", rank), ("--max-loras", slots.versions)];
+        let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value.to_string()]);
+        // After the model.
+        self.arguments.splice(4..4, std::iter::once("--enable-lora".to_owned()).chain(options));
+        self.environment.insert("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned(), "1".to_owned());
+        self
     }
 
     /// An `SGLang` server of the model in a folder.
@@ -190,6 +219,25 @@ mod tests {
         assert_eq!(Slot::Cores(4, 7).variable("CORES"), ("CORES", "4-7".to_owned()));
         assert!(command.environment["PYTHONPATH"].starts_with(modules.to_str().unwrap()));
     }
+
+    #[test]
+    fn servers_of_adapters_have_room_for_their_versions() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = ModelLimits { context: 512, vocabulary: 32 };
+        let args = ["--max-loras", "9"].map(str::to_owned).into();
+        let settings = ServerSettings { args, ..ServerSettings::default() };
+        let (model, slot) = (Path::new("/model"), Slot::Cores(0, 1));
+        let plain = ServerCommand::vllm(&settings, limits, &slot, model, 4711, folder.path()).unwrap();
+        let served = plain.clone().with_adapters(AdapterSlots { rank: 12, versions: 3 });
+        let options = ["serve", "/model", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "3"];
+        assert_eq!(served.arguments[2..9], options);
+        // The recipe's own options come last, and win.
+        assert_eq!(served.arguments[9..], plain.arguments[4..]);
+        assert_eq!(served.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], "1");
+        assert_eq!([1, 8, 9, 200, 512].map(max_lora_rank), [8, 8, 16, 256, 512].map(Some));
+        assert_eq!(max_lora_rank(513), None);
+    }
+
     #[test]
     fn sglang_has_room_for_the_longest_prompt() {
         let settings = ServerSettings {

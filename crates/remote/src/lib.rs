@@ -30,7 +30,7 @@ pub use gang::{
     RankEnd, RankLauncher, RankProcess,
 };
 pub use http::{HttpError, Phase};
-pub use launch::{ServerCommand, Slot};
+pub use launch::{AdapterSlots, ServerCommand, Slot, max_lora_rank};
 pub use pool::{Localized, ModelLimits, PoolTimings, ReplicaPool, Restart};
 pub use process::{CommandOfPort, ServerHost, ServerMirrors, ServerProcess};
 pub use rloom_cluster::gpus;

@@ -37,11 +37,19 @@ pub(crate) struct Call<'a> {
     pub(crate) stop_tokens: &'a [u32],
     pub(crate) seed: u64,
     /// Weights that the request starts with. Keys and values of other weights must not be reused for it.
-    pub(crate) label: PolicyLabel,
+    pub(crate) weights: Weights,
 }
 
-/// Name of weights in the caches of a server. vLLM refuses slashes in it.
-pub(crate) fn cache_salt(label: PolicyLabel) -> String {
+/// Weights that a request names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weights {
+    pub(crate) label: PolicyLabel,
+    /// They are those of an adapter, of which a server has several at a time.
+    pub(crate) is_adapter: bool,
+}
+
+/// Name of weights in the caches of a server, and of an adapter. vLLM refuses slashes in it.
+pub(crate) fn name_of(label: PolicyLabel) -> String {
     label.to_string().replace('/', "-")
 }
 
@@ -129,6 +137,10 @@ pub(crate) struct Description {
     pub(crate) max_requests: usize,
     /// Processes that hold its model.
     pub(crate) workers: usize,
+    /// Largest rank of an adapter; 0 if it serves none.
+    pub(crate) max_adapter_rank: usize,
+    /// Label of weights by which those were replaced that the server was started with; empty without any.
+    pub(crate) replaced_by: String,
 }
 
 /// An inference server: one replica of the policy.
@@ -167,8 +179,8 @@ impl Server {
         of_kind!(self, server => server.connection().url())
     }
 
-    /// The client of a server that takes weights from the trainer's memory, and sleeps.
-    pub(crate) fn live(&self) -> Option<&VllmServer> {
+    /// The client of a server that takes weights from the trainer's memory, serves adapters, and sleeps.
+    pub(crate) fn vllm_client(&self) -> Option<&VllmServer> {
         match &self.0 {
             Kind::Vllm(server) => Some(server),
             Kind::Sglang(_) => None,
@@ -194,10 +206,10 @@ impl Server {
         &self,
         id: &str,
         tokens: &[u32],
-        label: PolicyLabel,
+        weights: Weights,
         deadline: Instant,
     ) -> Result<Vec<f32>, ServerError> {
-        of_kind!(self, server => server.score(id, tokens, label, deadline).await)
+        of_kind!(self, server => server.score(id, tokens, weights, deadline).await)
     }
 
     /// Aborts a request, whose call then returns what it has.
@@ -324,7 +336,7 @@ mod tests {
             min_tokens: 0,
             stop_tokens: &[9],
             seed: 1,
-            label,
+            weights: Weights { label, is_adapter: false },
         };
         let good = Reply {
             tokens: vec![4, 5, 9],

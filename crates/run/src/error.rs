@@ -1,9 +1,13 @@
+mod hints;
+
 use std::path::PathBuf;
 
 use rloom_collect::{CollectError, GroupFailure};
 use rloom_engine::{Form, RolloutError, TrainError};
 use rloom_stage::StageError;
 use rloom_store::StoreError;
+
+use hints::{rebuild_hint, sampling_stages_hint, steps_hint};
 
 /// Reason why a sample cannot be generated again.
 #[derive(Debug, Clone, PartialEq, Eq, miette::Diagnostic, thiserror::Error)]
@@ -55,6 +59,13 @@ pub enum RunError {
     AdapterStart {
         /// The stage.
         stage: String,
+    },
+    /// Training starts from an adapter that the embedded engine adds to its base.
+    #[error("{} is a DoRA adapter, from which only further stages of its run on PyTorch ranks continue", path.display())]
+    #[diagnostic(help("start from `rloom export ADAPTER model --merge --out FOLDER`"))]
+    DoraStart {
+        /// The adapter.
+        path: PathBuf,
     },
     /// A stage continues an adapter with other settings.
     #[error("stage `{stage}`: the adapter that it continues was made with other settings of `lora`")]
@@ -564,31 +575,6 @@ fn no_sampling_stage(name: Option<&str>) -> String {
     let which =
         name.map_or_else(|| "no stage samples".to_owned(), |name| format!("no stage `{name}` samples"));
     format!("{which}: there is nothing to generate again")
-}
-
-fn steps_hint(stage: &str, trained: Option<u64>) -> String {
-    match trained {
-        Some(steps) => format!("set `stage.{stage}.steps` to at least {steps}"),
-        None => format!("leave out `stage.{stage}.steps`: a later stage has begun"),
-    }
-}
-
-fn sampling_stages_hint(stages: &[String]) -> String {
-    if stages.is_empty() {
-        return "supervised stages generate no samples".to_owned();
-    }
-    let names: Vec<String> = stages.iter().map(|name| format!("`{name}`")).collect();
-    format!("stages that sample: {}", names.join(", "))
-}
-
-fn rebuild_hint(base: u64, missing_batch: Option<u64>) -> String {
-    match missing_batch {
-        None => format!("`--rebuild` retrains the recorded batches from version {base} on"),
-        Some(batch) => format!(
-            "retraining from version {base} is impossible, too: the groups of batch {batch} are in neither `rollouts` nor \
-             the journal. `run.keep_every` keeps more checkpoints, `run.keep_rollouts` more rollouts"
-        ),
-    }
 }
 
 /// Names in backticks, separated by commas.

@@ -17,6 +17,9 @@ use crate::{Policy, RunError};
 
 /// Opens a policy. Its weights are read at once if a stage trains them in this process.
 fn open_policy(folder: &Path, config: &Config) -> Result<Policy, RunError> {
+    if Model::is_merged_when_read(folder)? {
+        return Err(RunError::DoraStart { path: folder.to_owned() });
+    }
     if config.stages.iter().all(Stage::trains_outside) {
         Policy::open_outside(folder, config.dtype)
     } else if config.stages.iter().all(has_adapter) {

@@ -149,13 +149,15 @@ impl RunPolicies {
         &self,
         engines: &F,
         settings: &RolloutEngineSettings,
+        stage: &Stage,
+        start: &StageStart,
     ) -> Result<PolicyRouter<F::Rollout>, RunError> {
-        let mut router = PolicyRouter::new(engines.rollout(settings)?);
+        let mut router = PolicyRouter::new(engines.rollout_of_stage(settings, stage, start)?);
         for policy in &self.all {
             for id in policy.ids.clone() {
                 let engine = match &policy.own {
                     Some(own) => engines.of_policy(own)?.rollout(settings)?,
-                    None => engines.rollout(settings)?,
+                    None => engines.rollout_of_stage(settings, stage, start)?,
                 };
                 router = router.with(PolicyId(id), engine);
             }

@@ -333,7 +333,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         self.events.emit(Event::StageStarted { outline: outline(self.config, stage), from_step });
         let recorded = self.config.run.rollouts.is_some();
         if kept.is_none() && !recorded {
-            *kept = self.rollout_engine(stage)?;
+            *kept = self.rollout_engine(stage, &start.main)?;
         }
         let rollout = kept.clone();
         let capabilities = rollout.as_ref().map(|engine| engine.capabilities());

@@ -39,12 +39,6 @@ VISIBLE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 
 
-def publish(engine: Engine, folder: Path, is_exact: bool) -> Listed:
-    """Writes the folder of a publication, in which an adapter may be merged, and returns its files."""
-    merges = engine.settings.lora is not None and engine.settings.lora.merges
-    return write_model(engine, folder, is_exact, merges=merges and not is_exact)
-
-
 def write_model(engine: Engine, folder: Path, is_exact: bool = True, *, merges: bool = False) -> Listed:
     """Writes the Hugging Face folder of the weights and returns its files; every rank has to call it.
 

@@ -176,8 +176,9 @@ class Rank:
         return {}, {}
 
     def do_publish(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
-        """Writes the weights as a model folder."""
-        return {"files": files.publish(self._parked, Path(asked["folder"]), asked["is_exact"])}, {}
+        """Writes the weights as a model folder, in which an adapter may be merged, or as an adapter."""
+        folder, is_exact, merges = Path(asked["folder"]), asked["is_exact"], asked["merges"]
+        return {"files": files.write_model(self._parked, folder, is_exact, merges=merges)}, {}
 
     def do_send(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
         """Takes part in the transfer of weights to a server."""

@@ -34,8 +34,6 @@ class LoraSettings:
     seed: int
     #: Folder that the stage starts from: the base, or an adapter of it.
     start: str
-    #: Published folders hold base and adapter in one.
-    merges: bool
 
 
 @dataclass(frozen=True)

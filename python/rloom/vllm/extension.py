@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from safetensors import safe_open
+from vllm import envs
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -24,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 BACKEND = "rloom_file"
 """Name of the weight-transfer backend."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes with every change that the client has to know."""
 
 GREEDY = 1e-5
@@ -208,6 +210,33 @@ class FullSoftmaxSampler(Sampler):
         return sampled, processed if processed is None or self._full is None else self._full
 
 
+def max_adapter_rank(config: Any) -> int:
+    """Largest rank of adapters that the server loads at the request of a client; 0 for none."""
+    return config.max_lora_rank if config is not None and envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING else 0
+
+
+def logits_of_base(
+    self: Any,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    embedding_bias: torch.Tensor | None = None,
+    skip_gather: bool = False,
+) -> torch.Tensor | None:
+    """Computes a head as without adapters, which clients never give one.
+
+    vLLM 0.32 adapts the rows of prompt log-probabilities as if they were those that are sampled: on CPUs the
+    engine dies where their numbers differ.
+    """
+    head = getattr(lm_head, "base_layer", lm_head)
+    logits: torch.Tensor | None = self.base_layer._get_logits(
+        hidden_states, head, embedding_bias, skip_gather
+    )
+    return logits
+
+
+LogitsProcessorWithLoRA._get_logits = logits_of_base
+
+
 class Extension:
     """Methods that the controller calls on every worker."""
 
@@ -228,6 +257,7 @@ class Extension:
             "max_model_len": config.model_config.max_model_len,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "vocabulary": config.model_config.get_vocab_size(),
+            "max_adapter_rank": max_adapter_rank(config.lora_config),
         }
 
 

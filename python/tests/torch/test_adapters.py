@@ -41,7 +41,6 @@ def lora(start: Path, **settings: Any) -> LoraSettings:  # noqa: ANN401
         targets=["all-linear"],
         seed=3,
         start=str(start),
-        merges=False,
     )
     return replace(default, **settings)
 
@@ -119,12 +118,14 @@ def test_the_reference_is_the_policy_at_the_start(qwen: Path, tmp_path: Path, sh
 def test_folders_hold_the_adapter_or_its_sum_with_the_base(
     qwen: Path, tmp_path: Path, shape: dict[str, Any], dtype: str
 ) -> None:
-    own = engine(qwen, lora=lora(qwen, **shape, merges=True), dtype=dtype)
+    own = engine(qwen, lora=lora(qwen, **shape), dtype=dtype)
     train(own, range(2))
     listed = files.save(own, tmp_path / "saved")
     assert {"adapter_config.json", "adapter_model.safetensors", "config.json"} <= {name for name, _ in listed}
     assert not any(name.startswith("model") for name, _ in listed)
-    published = {name for name, _ in files.publish(own, tmp_path / "published", is_exact=False)}
+    published = {
+        name for name, _ in files.write_model(own, tmp_path / "published", is_exact=False, merges=True)
+    }
     assert published == {"config.json", "generation_config.json", "model.safetensors"}
     expected = by_peft(tmp_path / "saved", torch.float32).eval()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "published", dtype=torch.float32)
@@ -183,12 +184,12 @@ def test_dropout_masks_training_alone(qwen: Path, layout: Any) -> None:
 
 
 def on_ranks(base: Path, folder: Path, shape: dict[str, Any], dtype: str) -> dict[str, Any]:
-    own = engine(base, lora=lora(base, **shape, merges=True), reference=str(base), dtype=dtype)
+    own = engine(base, lora=lora(base, **shape), reference=str(base), dtype=dtype)
     reference = scores_of_rank(own)
     train_ranks(own)
     again = scores_of_rank(own)
     files.save(own, folder / "saved")
-    files.publish(own, folder / "published", is_exact=False)
+    files.write_model(own, folder / "published", is_exact=False, merges=True)
     return {
         "weights": {name: own.world.whole(w).numpy() for name, w in own.model.named_weights().items()},
         "is_same_reference": all(

@@ -26,7 +26,14 @@ pub(super) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
     let policy = Policy::open(&source, Dtype::F32).map_err(Failure::from_run)?;
     let model = policy.model().map_err(Failure::from_run)?;
     let is_adapter = model.lora().is_some();
-    if *merge && !is_adapter {
+    let is_merged = Model::is_merged_when_read(&source).map_err(Failure::failed)?;
+    if is_merged && !merge {
+        return Err(Failure::usage_text(format_args!(
+            "{} is a DoRA adapter in PEFT's format already; pass --merge to add it to its base",
+            source.display()
+        )));
+    }
+    if *merge && !is_adapter && !is_merged {
         let source = source.display();
         return Err(Failure::usage_text(format_args!("{source} is a model without an adapter to merge")));
     }

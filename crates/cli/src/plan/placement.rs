@@ -61,6 +61,9 @@ impl Processes {
         Self {
             roles: roles.into_iter().map(role).collect(),
             update: model.filter(|_| stage.rollout.is_some() && has_engines).map(|model| {
+                if let (Form::Adapter, Some(lora)) = (weights, &stage.trainer.lora) {
+                    return assembly::adapter_bytes(lora, model);
+                }
                 // Ranks publish in the format of the computation, the built-in engine its f32 masters.
                 let bytes = if stage.trains_outside() { model.dtype.bytes() as u64 } else { F32 };
                 model.parameter_count() * bytes
@@ -84,6 +87,9 @@ impl Processes {
                 (Form::Nccl, _) => format!("  update    {size} sent over NCCL per step to {servers}"),
                 (Form::Ipc, _) => {
                     format!("  update    {size} taken per step from the rank's GPU memory by {servers}")
+                }
+                (Form::Adapter, _) => {
+                    format!("  update    adapter of {size} written per step, served by name by {servers}")
                 }
                 (_, 0) => format!("  update    {size} written per step, loaded by this process"),
                 _ => format!("  update    {size} written per step, read by {servers}"),

@@ -97,4 +97,48 @@ fn a_model_is_exported_for_other_programs() {
         |json: String| serde_json::from_str::<Value>(json.lines().next().unwrap()).unwrap()["text"].clone();
     let of_run = text(greedy("runs/lora"));
     assert_eq!((text(greedy("adapter")), text(greedy("merged"))), (of_run.clone(), of_run));
+
+    // DoRA is added to the base when it is read.
+    make_dora(&sandbox.path("adapter"));
+    let (code, _, error) = export("adapter", &["--out", "unmerged"]);
+    assert!(code == Some(2) && error.contains("pass --merge to add it to its base"), "{error}");
+    assert_eq!(export("adapter", &["--out", "dora", "--merge", "--dtype", "bf16"]).0, Some(0));
+    assert!(size("dora") < size("merged"));
+    assert_eq!(export("adapter", &["--out", "normed", "--merge"]).0, Some(0));
+    assert!(!sandbox.path("normed/adapter_config.json").exists());
+    assert_eq!(text(greedy("adapter")), text(greedy("normed")));
+    assert_ne!(
+        std::fs::read(sandbox.path("normed/model.safetensors")).unwrap(),
+        std::fs::read(sandbox.path("merged/model.safetensors")).unwrap()
+    );
+    let scores = |model: &str| {
+        let result = sandbox.run(&["--quiet", "eval", model, "--config", "tiny.toml", "--json"]);
+        assert_eq!(result.code, Some(0), "{}", result.text());
+        serde_json::from_str::<Value>(&result.stdout).unwrap()["metrics"].clone()
+    };
+    assert_eq!(scores("adapter"), scores("normed"));
+}
+
+/// Makes an adapter one of DoRA, with the norm 0.5 for every row.
+fn make_dora(folder: &std::path::Path) {
+    let config = folder.join("adapter_config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();
+    let path = folder.join("adapter_model.safetensors");
+    let mut file = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let mut data = file.split_off(8 + length);
+    for (name, tensor) in header.clone() {
+        let Some(layer) = name.strip_suffix("lora_B.weight") else { continue };
+        let rows = tensor["shape"][0].as_u64().unwrap() as usize;
+        let start = data.len();
+        data.extend(0.5f32.to_le_bytes().repeat(rows));
+        let tensor =
+            serde_json::json!({ "dtype": "F32", "shape": [rows], "data_offsets": [start, data.len()] });
+        header.insert(format!("{layer}lora_magnitude_vector"), tensor);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&path, [&length[..], &header, &data].concat()).unwrap();
 }

@@ -15,7 +15,6 @@ pub(super) fn check(draft: &Draft, stages: &[Stage], problems: &mut Vec<Problem>
         }
         if stage.trainer.lora.is_some() {
             check_critic(section, stage, problems);
-            check_servers(section, stage, problems);
         }
     }
 }
@@ -59,23 +58,6 @@ fn check_critic(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>
                 .at(section.trainer.origin_or_table("lora"), "an adapter")
                 .at_if_set(section.keys.origin("algorithm.critic.backbone"), "on its backbone")
                 .hint(format!("set `{} = \"own\"`", section.keys.name("algorithm.critic.backbone"))),
-        );
-    }
-}
-
-/// The embedded engine hands adapters over in memory.
-fn check_servers(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
-    let Some((rollout, draft)) = stage.rollout.as_ref().zip(section.rollout.as_ref()) else { return };
-    if rollout.engine.embedded().is_none() && stage.trainer.ranks().is_none() {
-        let engine = rollout.engine.name();
-        problems.push(
-            Problem::new(Code::Conflict, format!("adapters are not handed to {engine}"))
-                .at(section.trainer.origin_or_table("lora"), "an adapter")
-                .at(draft.engine.origin_or_table("engine"), "servers")
-                .hint(format!(
-                    "set `{} = \"embedded\"`, or train without `lora`",
-                    draft.engine.name("engine")
-                )),
         );
     }
 }

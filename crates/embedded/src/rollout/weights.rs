@@ -7,7 +7,7 @@ use rloom_engine::{Form, PolicyLabel, PublishedPolicy, PublishedWeights, Rollout
 use rloom_model::{Model, ModelConfig};
 
 /// Forms of weights that the engine loads.
-pub(crate) const FORMS: [Form; 2] = [Form::Memory, Form::Folder];
+pub(crate) const FORMS: [Form; 3] = [Form::Memory, Form::Adapter, Form::Folder];
 
 /// One version of a policy's weights.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ impl LoadedWeights {
     pub(crate) fn of(published: &PublishedPolicy, config: &ModelConfig) -> Result<Self, RolloutError> {
         let label = published.label();
         let model = match &published.weights {
-            PublishedWeights::Folder(folder) => {
+            PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => {
                 let model = Model::load(folder.path())
                     .map_err(|error| RolloutError::Weights { label, cause: ErrorText::of(&error) })?;
                 Some(Arc::new(model.with_dtype(config.dtype)))

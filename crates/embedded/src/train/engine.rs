@@ -406,10 +406,12 @@ impl EmbeddedTrainEngine {
         Arc::new(self.policy.packed_only(&self.ctx))
     }
 
-    /// Writes the policy to a new folder, which appears under its name only when it is complete.
+    /// Writes the policy to a new folder, which appears under its name only when it is complete. That of a model has an adapter
+    /// added to its weights.
     fn publish_folder(
         &self,
         version: PolicyVersion,
+        form: Form,
         directory: &Path,
     ) -> Result<PublishedWeights, TrainError> {
         let path = directory.join(format!("policy-{}-version-{}", self.id, version.0));
@@ -421,14 +423,25 @@ impl EmbeddedTrainEngine {
         }
         fs::create_dir_all(&partial).map_err(|source| storage(Access::Write, &partial, source))?;
         let mut progress = self.observer.begin(TrainWork::Write, 1);
-        self.policy.save(&partial, &self.generation).map_err(checkpoint)?;
+        let is_merged = form == Form::Folder && self.policy.lora().is_some();
+        let merged = is_merged.then(|| self.policy.merged());
+        let model = merged.as_ref().unwrap_or(&self.policy);
+        model.save(&partial, &self.generation).map_err(checkpoint)?;
         progress.advance();
         fs::rename(&partial, &path).map_err(|source| storage(Access::Write, &path, source))?;
-        Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+        let folder = Arc::new(WeightFolder::temporary(path));
+        Ok(match form {
+            Form::Adapter => PublishedWeights::Adapter(folder),
+            _ => PublishedWeights::Folder(folder),
+        })
     }
 
     fn forms(&self) -> Vec<Form> {
-        if self.publications.is_some() { vec![Form::Memory, Form::Folder] } else { vec![Form::Memory] }
+        match &self.publications {
+            None => vec![Form::Memory],
+            Some(_) if self.policy.lora().is_some() => vec![Form::Memory, Form::Folder, Form::Adapter],
+            Some(_) => vec![Form::Memory, Form::Folder],
+        }
     }
 }
 
@@ -472,8 +485,8 @@ impl TrainEngine for EmbeddedTrainEngine {
                 let (digest, model) = (self.digest()?, self.sampled());
                 Ok(publish_with_digest(self.id, version, digest, &model))
             }
-            (Form::Folder, Some(directory)) => {
-                let weights = self.publish_folder(version, directory)?;
+            (Form::Folder | Form::Adapter, Some(directory)) if self.forms().contains(&form) => {
+                let weights = self.publish_folder(version, form, directory)?;
                 let (policy, digest) = (self.id, self.digest()?);
                 Ok(PublishedPolicy { policy, version, digest, weights, probe: None })
             }

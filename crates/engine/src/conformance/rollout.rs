@@ -7,9 +7,9 @@ use tokio::time::timeout;
 
 use super::{Verdict, Violation, require};
 use crate::{
-    Abort, AdapterFolder, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy,
-    PublishedWeights, RolloutCapabilities, RolloutEngine, RolloutError, SamplingSettings, TokenSink,
-    VersionGranularity, WeightFolder,
+    Abort, Form, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, PublishedWeights,
+    RolloutCapabilities, RolloutEngine, RolloutError, SamplingSettings, TokenSink, VersionGranularity,
+    WeightFolder,
 };
 
 /// The trainer that a rollout engine is compared with.
@@ -345,8 +345,7 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
     async fn unsupported_loads_are_refused(&self) -> Verdict {
         if !self.capabilities.forms.contains(&Form::Adapter) {
             let before = self.publish(3);
-            let (folder, base) = (WeightFolder::kept("adapter"), before.label());
-            let weights = PublishedWeights::Adapter(Arc::new(AdapterFolder { folder, base }));
+            let weights = PublishedWeights::Adapter(Arc::new(WeightFolder::kept("adapter")));
             let published = PublishedPolicy { weights, ..before };
             let answer = self.soon("a refusal", self.engine.load(&published, OnUpdate::Finish)).await?;
             require(matches!(answer, Err(RolloutError::UnsupportedForm { .. })), || {
@@ -444,7 +443,10 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
     async fn updates_in_flight(&self, on_update: OnUpdate) -> Verdict {
         let is_observable =
             self.capabilities.versions == VersionGranularity::PerToken || on_update == OnUpdate::Abort;
-        let mut interrupted = on_update == OnUpdate::Finish || !is_observable;
+        // Completions may also keep the weights that they began with, instead of mixing two versions.
+        let keeps_own =
+            on_update == OnUpdate::Keep && !self.capabilities.mixes_versions.contains(&OnUpdate::Keep);
+        let mut interrupted = on_update == OnUpdate::Finish || keeps_own || !is_observable;
         for round in 0..ROUNDS {
             if round >= LEAST_ROUNDS && interrupted {
                 break;
@@ -504,8 +506,8 @@ impl<'a, E: RolloutEngine, T: ReferenceTrainer> RolloutSuite<'a, E, T> {
         let newest = self.publish(90);
         let handles = |published: &PublishedPolicy| match &published.weights {
             PublishedWeights::Memory(weights) => weights.handles(),
-            PublishedWeights::Folder(folder) => Arc::strong_count(folder),
-            PublishedWeights::Live(_) | PublishedWeights::Adapter(_) => 1,
+            PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => Arc::strong_count(folder),
+            PublishedWeights::Live(_) => 1,
         };
         let before = handles(&newest);
         self.soon("a load", self.engine.load(&newest, OnUpdate::Finish)).await?.map_err(failed)?;

@@ -84,9 +84,11 @@ impl RolloutEngineSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightTransfer {
-    /// Written to the run's folder and read by the servers.
+    /// Written to the run's folder and read by the servers. Of an adapter (`trainer.lora`) that vLLM serves, the adapter alone.
     #[default]
     Folder,
+    /// As `folder`, with an adapter always added to its base.
+    Merged,
     /// Broadcast from the first rank's GPU to those of the servers.
     Nccl,
     /// Handles of GPU memory, where a rank and a server share a GPU.

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Adapter, AdapterError, LoraConfig, LoraTarget};
+use super::{Adapter, AdapterError, LoraConfig, LoraTarget, Magnitudes};
 use crate::ModelConfig;
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorFile, write_tensors};
 use crate::model::tensors_out;
 
+/// End of the name of a vector of magnitudes.
+const MAGNITUDE: &str = "lora_magnitude_vector";
 const CONFIG: &str = "adapter_config.json";
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 /// Entry of the tensors' metadata with the digest of the base.
@@ -48,7 +50,7 @@ enum Targets {
 fn neutral() -> [(&'static str, Value); 14] {
     [
         ("bias", json!("none")),
-        ("use_dora", json!(false)),
+        (DORA, json!(false)),
         ("fan_in_fan_out", json!(false)),
         ("lora_bias", json!(false)),
         ("modules_to_save", Value::Null),
@@ -64,6 +66,9 @@ fn neutral() -> [(&'static str, Value); 14] {
     ]
 }
 
+/// The setting of DoRA.
+const DORA: &str = "use_dora";
+
 /// Number of the settings of [`neutral`] that every version of PEFT has.
 const ALWAYS_WRITTEN: usize = 3;
 
@@ -72,6 +77,7 @@ pub(crate) struct StoredAdapter {
     folder: PathBuf,
     config: LoraConfig,
     base: PathBuf,
+    is_dora: bool,
 }
 
 impl StoredAdapter {
@@ -87,7 +93,9 @@ impl StoredAdapter {
             let is_empty = value.is_null()
                 || value.as_array().is_some_and(Vec::is_empty)
                 || value.as_object().is_some_and(Map::is_empty);
-            if !is_empty && *value != neutral {
+            // Its magnitudes are read as well.
+            let is_read = key == DORA && value.is_boolean();
+            if !is_empty && !is_read && *value != neutral {
                 return Err(unsupported(format!("`{key}` {value}")));
             }
         }
@@ -110,12 +118,22 @@ impl StoredAdapter {
             base: recorded_base(folder, path, &file)?,
             config: LoraConfig::new(file.r, file.lora_alpha, file.use_rslora, &targets),
             folder: folder.to_owned(),
+            is_dora: file.others.get(DORA) == Some(&json!(true)),
         })
     }
 
-    /// Shape of the adapter.
-    pub(crate) fn config(&self) -> &LoraConfig {
-        &self.config
+    /// Shape of an adapter that is computed over its base: DoRA's are added to it when they are read.
+    pub(crate) fn config(&self) -> Result<&LoraConfig, AdapterError> {
+        if self.is_dora {
+            let (path, what) = (self.folder.join(CONFIG), format!("`{DORA}` true"));
+            return Err(AdapterError::Unsupported { path, what });
+        }
+        Ok(&self.config)
+    }
+
+    /// True for DoRA.
+    pub(crate) fn is_dora(&self) -> bool {
+        self.is_dora
     }
 
     /// Folder of the base.
@@ -135,7 +153,9 @@ impl StoredAdapter {
         let mut adapter = Adapter::zeros(model, self.config.clone());
         let expected = adapter.specs.iter().map(|spec| spec.name.as_str()).collect();
         let names = file.names();
-        let names: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let names = names.iter().map(String::as_str);
+        let of_factors = names.filter(|name| !(self.is_dora && name.ends_with(MAGNITUDE)));
+        let names: std::collections::BTreeSet<&str> = of_factors.collect();
         if let Some(name) = names.difference(&expected).next() {
             let more = names.difference(&expected).count() - 1;
             return Err(CheckpointError::UnexpectedTensor { path, name: (*name).to_owned(), more }.into());
@@ -152,6 +172,21 @@ impl StoredAdapter {
             return Err(AdapterError::OtherBase { path, base: self.base.clone() });
         }
         Ok(adapter)
+    }
+
+    /// Reads the magnitudes of DoRA; `None` for another adapter.
+    pub(crate) fn magnitudes(&self, model: &ModelConfig) -> Result<Option<Magnitudes>, AdapterError> {
+        if !self.is_dora {
+            return Ok(None);
+        }
+        let file = TensorFile::open(&self.folder.join(TENSORS))?;
+        let mut read = |prefix: &str, target: LoraTarget| {
+            let mut values = vec![0.0; target.features(model)];
+            let name = format!("base_model.model.{prefix}{}.{MAGNITUDE}", target.module());
+            file.read_into(&name, &[values.len()], &mut values)?;
+            Ok(values)
+        };
+        Magnitudes::of(model, &self.config, &mut read).map(Some)
     }
 }
 

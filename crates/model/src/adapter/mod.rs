@@ -2,6 +2,7 @@
 
 mod backward;
 mod config;
+mod dora;
 mod error;
 mod files;
 mod packed;
@@ -16,6 +17,7 @@ pub use error::AdapterError;
 
 pub(crate) use backward::LayerGradients;
 pub(crate) use config::Projection;
+pub(crate) use dora::Magnitudes;
 pub(crate) use files::{FILES, StoredAdapter, TENSORS, base_of, is_adapter, save};
 pub(crate) use packed::{PackedAdapter, PackedAdapterSet, PackedFactors, PackedLayerFactors};
 pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors};

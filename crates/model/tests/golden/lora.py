@@ -4,7 +4,8 @@
     python lora.py
 
 The tensors hold a packed batch, the logits of `transformers` with the adapter in f32 (one sequence at a time) and, in f64, the
-scores and the gradient of  Σ d_logprob · logprob + d_entropy · entropy  with respect to every matrix of the adapter.
+scores and the gradient of  Σ d_logprob · logprob + d_entropy · entropy  with respect to every matrix of the adapter. Of DoRA,
+they hold the batch and the logits.
 """
 
 import pathlib
@@ -29,6 +30,42 @@ HEADS = {
     "tiny-llama": LoraConfig(r=4, lora_alpha=8, target_modules=["lm_head"], task_type="CAUSAL_LM"),
     "tiny-qwen2": LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
 }
+# Merged when they are read: without scores and gradients.
+DORA = {
+    "tiny-llama": LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules=ALL, task_type="CAUSAL_LM"),
+    "tiny-qwen2": LoraConfig(
+        r=3, lora_alpha=5, use_dora=True, use_rslora=True, target_modules=["v_proj", "q_proj", "down_proj"], task_type="CAUSAL_LM"
+    ),
+    "tiny-qwen3": LoraConfig(r=4, lora_alpha=4, use_dora=True, target_modules=["k_proj", "lm_head"], task_type="CAUSAL_LM"),
+}
+
+
+def write_dora():
+    torch.manual_seed(22)
+    for name, config in DORA.items():
+        base = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32)
+        model = get_peft_model(base, config).eval()
+        for key, parameter in model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(parameter, std=0.05)
+            if "lora_magnitude_vector" in key:
+                parameter.data *= 0.5 + torch.rand_like(parameter)
+        folder = HERE / "lora" / f"{name}-dora"
+        model.peft_config["default"].base_model_name_or_path = f"../../../fixtures/{name}"
+        model.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)
+        sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
+        with torch.no_grad():
+            logits = torch.cat([model(sequence[None]).logits[0] for sequence in sequences])
+        data = {
+            "tokens": torch.cat(sequences).int(),
+            "seq_starts": torch.tensor([0, *LENGTHS]).cumsum(0).int(),
+            "rows": torch.arange(1, sum(LENGTHS)).int(),
+            "inv_temperature": torch.ones(sum(LENGTHS) - 1),
+            "logits": logits,
+        }
+        save_file(data, HERE / "lora" / f"{name}-dora.safetensors")
+        print(f"{name}-dora", float(logits.abs().max()))
 
 
 def main():
@@ -78,3 +115,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    write_dora()

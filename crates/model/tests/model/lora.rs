@@ -64,6 +64,33 @@ fn adapters_of_peft_agree_with_it() {
     }
 }
 
+/// DoRA is added to the base when it is read, also to a base that is in memory.
+#[test]
+fn dora_of_peft_is_merged_when_it_is_read() {
+    let ctx = Ctx::serial();
+    for name in ["tiny-llama-dora", "tiny-qwen2-dora", "tiny-qwen3-dora"] {
+        let (golden, folder) = (golden(name), stored(name));
+        assert!(Model::is_merged_when_read(&folder).unwrap());
+        let model = Model::load(&folder).unwrap();
+        assert_eq!((model.lora(), model.folder()), (None, None), "{name}");
+        let batch = Batch::of(&golden);
+        let (logits, expected) = (all_logits(&model, &ctx, &batch), golden.floats("logits"));
+        let difference = max_abs(&logits, &expected);
+        assert!(difference <= 1e-4, "{name}: {difference}");
+        let base = Model::load(&Model::base_of(&folder).unwrap().unwrap()).unwrap();
+        assert!(max_abs(&expected, &all_logits(&base, &ctx, &batch)) > 0.1, "{name}");
+        assert!(all_logits(&base.with_stored_adapter(&folder).unwrap(), &ctx, &batch) == logits, "{name}");
+        let narrow = Model::load_frozen(&folder, Dtype::Bf16).unwrap();
+        assert!(narrow.frozen_digest().is_some(), "{name} has f32 matrices");
+        let difference = max_abs(&all_logits(&narrow, &ctx, &batch), &expected);
+        assert!(difference <= 0.3, "{name} in bf16: {difference}");
+        // It is not computed over its base.
+        assert!(matches!(Model::lora_of(&folder), Err(LoadError::Adapter(AdapterError::Unsupported { .. }))));
+    }
+    assert!(!Model::is_merged_when_read(&stored("tiny-llama")).unwrap());
+    assert!(!Model::is_merged_when_read(&fixture("tiny-llama")).unwrap());
+}
+
 /// The sampler's rows are those of training, with whole prompts, chunks and single tokens.
 #[test]
 fn steps_with_an_adapter_are_bitwise_identical_to_the_packed_forward() {
@@ -248,7 +275,6 @@ fn what_cannot_be_applied_is_an_error() {
         other => panic!("{other:?}"),
     };
     for (was, is, what) in [
-        ("\"use_dora\": false", "\"use_dora\": true", "`use_dora` true"),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "`bias` \"all\""),
         ("\"LORA\"", "\"IA3\"", "`peft_type` \"IA3\""),
         ("\"q_proj\"", "\"embed_tokens\"", "the target module \"embed_tokens\""),
@@ -260,8 +286,10 @@ fn what_cannot_be_applied_is_an_error() {
         let error = load().to_string();
         assert!(error.contains(what) && error.contains("adapter_config.json"), "{error}");
     }
-    fs::write(&path, text.replace("\"r\": 4", "\"r\": 5")).unwrap();
-    assert!(matches!(load(), AdapterError::Tensors(_)));
+    for (was, is) in [("\"r\": 4", "\"r\": 5"), ("\"use_dora\": false", "\"use_dora\": true")] {
+        fs::write(&path, text.replace(was, is)).unwrap();
+        assert!(matches!(load(), AdapterError::Tensors(_)));
+    }
     fs::write(&path, "{").unwrap();
     assert!(matches!(load(), AdapterError::Json { .. }));
     fs::write(&path, &text).unwrap();

@@ -369,17 +369,26 @@ impl Gang {
         self.settings.publications.join(format!("policy-{}-version-{}", self.settings.policy, version.0))
     }
 
-    /// Writes the policy to a new folder, which appears under its name only when it is complete.
+    /// Writes the policy to a new folder, which appears under its name only when it is complete. That of a model has an adapter
+    /// added to its weights, unless it has to be exact.
     fn publish_folder(
         &mut self,
         version: PolicyVersion,
+        form: Form,
         is_exact: bool,
     ) -> Result<PublishedWeights, TrainError> {
+        let has_adapter = self.settings.lora.is_some();
+        let merges = has_adapter && form == Form::Folder && !is_exact;
         let path = self.publication(version);
         let partial = partial_of(&path).map_err(|source| storage(&path, source))?;
-        self.write(json!({ "job": "publish", "folder": partial, "is_exact": is_exact }))?;
+        self.write(json!({ "job": "publish", "folder": partial, "is_exact": is_exact, "merges": merges }))?;
         fs::rename(&partial, &path).map_err(|source| storage(&path, source))?;
-        Ok(PublishedWeights::Folder(Arc::new(WeightFolder::temporary(path))))
+        let folder = Arc::new(WeightFolder::temporary(path));
+        Ok(if has_adapter && !merges {
+            PublishedWeights::Adapter(folder)
+        } else {
+            PublishedWeights::Folder(folder)
+        })
     }
 
     /// Publishes the weights; `is_exact` folders have them in the format of the optimiser.
@@ -399,7 +408,7 @@ impl Gang {
         let weights = if form.is_live() {
             self.publish_live(version, form)
         } else {
-            self.publish_folder(version, is_exact)?
+            self.publish_folder(version, form, is_exact)?
         };
         Ok(PublishedPolicy { policy: self.settings.policy, version, digest, weights, probe: None })
     }
@@ -426,8 +435,13 @@ impl Gang {
 
     /// Forms of publications.
     fn forms(&self) -> Vec<Form> {
-        let has_live = self.opened.has_gpus && self.settings.lora.is_none();
-        if has_live { vec![Form::Folder, Form::Nccl, Form::Ipc] } else { vec![Form::Folder] }
+        match &self.settings.lora {
+            // Only PyTorch computes DoRA.
+            Some(lora) if lora.settings.dora => vec![Form::Folder],
+            Some(_) => vec![Form::Folder, Form::Adapter],
+            None if self.opened.has_gpus => vec![Form::Folder, Form::Nccl, Form::Ipc],
+            None => vec![Form::Folder],
+        }
     }
 }
 

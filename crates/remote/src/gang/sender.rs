@@ -169,7 +169,10 @@ impl WeightSender for GangSender {
         let mut open = self.still()?;
         let failed = |error: io::Error| SendError::Trainer { reason: error.to_string() };
         let partial = partial_of(&self.path).map_err(failed)?;
-        self.ask(&mut open, json!({ "job": "publish", "folder": partial, "is_exact": false }))?;
+        self.ask(
+            &mut open,
+            json!({ "job": "publish", "folder": partial, "is_exact": false, "merges": false }),
+        )?;
         fs::rename(&partial, &self.path).map_err(failed)?;
         let written = Arc::new(WeightFolder::temporary(&self.path));
         *folder = Some(Arc::clone(&written));

@@ -69,8 +69,6 @@ pub struct GangLora {
     pub seed: u64,
     /// Folder that the stage starts from: that of the model, or of an adapter of it. As a reference it needs no other model.
     pub start: PathBuf,
-    /// Publishes the model with the adapter added instead of the adapter.
-    pub merges: bool,
 }
 
 /// Settings of a gang.
@@ -226,7 +224,6 @@ impl GangLora {
             "targets": targets,
             "seed": self.seed,
             "start": self.start,
-            "merges": self.merges,
         })
     }
 }

@@ -17,8 +17,10 @@ use super::request::Job;
 use super::state::{Phase, State};
 use super::{ReplicaPool, Shared, after};
 
-/// Forms of weights that replicas load; `SGLang` servers ask for the folder of live ones.
-const FORMS: [Form; 3] = [Form::Nccl, Form::Ipc, Form::Folder];
+/// Forms of weights that replicas of whole models load; `SGLang` servers ask for the folder of live ones.
+const OF_MODELS: &[Form] = &[Form::Nccl, Form::Ipc, Form::Folder];
+/// Forms that replicas of adapters load.
+const OF_ADAPTERS: &[Form] = &[Form::Adapter];
 
 /// Forgets a request when its future is dropped.
 struct CancelGuard {
@@ -42,6 +44,11 @@ impl<T> Answer<T> {
 }
 
 impl ReplicaPool {
+    /// Forms of weights that the replicas load.
+    fn forms(&self) -> &'static [Form] {
+        if self.shared.adapter_rank.is_some() { OF_ADAPTERS } else { OF_MODELS }
+    }
+
     /// Reason to refuse a request.
     fn reason_to_refuse(&self, request: &GenerateRequest, state: &State) -> Option<InvalidReason> {
         let max_new_tokens = request.sampling.max_new_tokens;
@@ -168,11 +175,11 @@ impl RolloutEngine for ReplicaPool {
         policy: &PublishedPolicy,
         on_update: OnUpdate,
     ) -> impl Future<Output = Result<(), RolloutError>> + Send {
-        let label = policy.label();
+        let (label, forms) = (policy.label(), self.forms());
         let accepted = self.shared.change(|state| {
             let form = policy.form();
-            if !FORMS.contains(&form) {
-                return Err(RolloutError::UnsupportedForm { label, form, supported: FORMS.to_vec() });
+            if !forms.contains(&form) {
+                return Err(RolloutError::UnsupportedForm { label, form, supported: forms.to_vec() });
             }
             let loaded = state.target.as_ref().map(|target| target.published.policy);
             if let Some(loaded) = loaded.filter(|&loaded| loaded != label.policy) {
@@ -245,9 +252,14 @@ impl RolloutEngine for ReplicaPool {
             numeric_path: None,
             batch_invariant: false,
             on_update: vec![OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Keep, OnUpdate::Abort],
-            mixes_versions: vec![OnUpdate::Keep],
+            // Requests keep their adapter.
+            mixes_versions: if self.shared.adapter_rank.is_some() {
+                Vec::new()
+            } else {
+                vec![OnUpdate::Keep]
+            },
             versions: VersionGranularity::PerToken,
-            forms: FORMS.to_vec(),
+            forms: self.forms().to_vec(),
             stop_strings: self.shared.tokenizer.is_some(),
             context: self.shared.limits.context,
             max_running: self.servers.saturating_mul(self.shared.max_requests),

@@ -71,13 +71,19 @@ impl Supervisor {
     /// The published folder of a target on the replica's machine; `None` if the weights have another form.
     pub(super) async fn local_publication(&self, target: &Target) -> Result<Option<LocalFolder>, Failure> {
         match &target.published.weights {
-            PublishedWeights::Folder(folder) => self.localize(target, Arc::clone(folder)).await.map(Some),
+            PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => {
+                self.localize(target, Arc::clone(folder)).await.map(Some)
+            }
             _ => Ok(None),
         }
     }
 
     /// A folder of a target on the replica's machine.
-    async fn localize(&self, target: &Target, folder: Arc<WeightFolder>) -> Result<LocalFolder, Failure> {
+    pub(super) async fn localize(
+        &self,
+        target: &Target,
+        folder: Arc<WeightFolder>,
+    ) -> Result<LocalFolder, Failure> {
         let Some(restart) = &self.restart else {
             return Ok(LocalFolder { folder, place: Localized::Published });
         };

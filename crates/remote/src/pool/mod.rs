@@ -2,7 +2,9 @@
 //!
 //! The pool has a thread of its own. Each request and each replica is a task there; what they share is [`state::State`].
 
+mod adapters;
 mod engine;
+mod in_flight;
 mod local;
 mod replica;
 mod request;
@@ -16,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rloom_engine::{RolloutError, ServerSettings};
+use rloom_engine::{PolicyLabel, RolloutError, ServerSettings};
 use rloom_text::Tokenizer;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -24,7 +26,9 @@ use tokio::time::Instant;
 
 pub use local::{Localized, Restart};
 
-use crate::server::Server;
+use adapters::Adapters;
+
+use crate::server::{Server, Weights};
 use replica::Supervisor;
 use state::{Phase, State, Target};
 
@@ -81,6 +85,8 @@ struct Shared {
     probe_tolerance: f32,
     /// Replicas give their device away between the batches.
     sleeps: bool,
+    /// Rank of the adapters that replicas serve; `None` if they serve whole models.
+    adapter_rank: Option<usize>,
     names: AtomicU64,
 }
 
@@ -124,6 +130,11 @@ impl Shared {
     fn target(&self) -> (Option<Target>, u64) {
         let state = self.lock();
         (state.target.clone(), state.generation)
+    }
+
+    /// Weights of the pool's kind as a request names them.
+    fn weights(&self, label: PolicyLabel) -> Weights {
+        Weights { label, is_adapter: self.adapter_rank.is_some() }
     }
 
     fn next_name(&self) -> u64 {
@@ -203,12 +214,34 @@ impl ReplicaPool {
         Self::with_timings(limits, settings, tokenizer, PoolTimings::default())
     }
 
+    /// A pool of servers that have the base already: versions are adapters of up to this rank, which requests name, so that
+    /// those in flight end under their own.
+    pub fn of_adapters(
+        limits: ModelLimits,
+        settings: &ServerSettings,
+        tokenizer: Option<Tokenizer>,
+        rank: usize,
+    ) -> Result<Self, RolloutError> {
+        Self::of(limits, settings, tokenizer, PoolTimings::default(), Some(rank))
+    }
+
     /// A pool with other durations of its own work.
     pub fn with_timings(
         limits: ModelLimits,
         settings: &ServerSettings,
         tokenizer: Option<Tokenizer>,
         timings: PoolTimings,
+    ) -> Result<Self, RolloutError> {
+        Self::of(limits, settings, tokenizer, timings, None)
+    }
+
+    /// A pool with other durations of its own work, of whole models or of adapters of up to a rank.
+    pub fn of(
+        limits: ModelLimits,
+        settings: &ServerSettings,
+        tokenizer: Option<Tokenizer>,
+        timings: PoolTimings,
+        adapter_rank: Option<usize>,
     ) -> Result<Self, RolloutError> {
         settings.validate()?;
         let shared = Arc::new(Shared {
@@ -222,6 +255,7 @@ impl ReplicaPool {
             replace_after: Duration::from_secs_f64(settings.replace_seconds),
             probe_tolerance: settings.probe_tolerance as f32,
             sleeps: settings.sleep,
+            adapter_rank,
             names: AtomicU64::new(0),
         });
         let failed = |error: &std::io::Error| RolloutError::Thread {
@@ -266,7 +300,8 @@ impl ReplicaPool {
     fn add(&self, server: Server, restart: Option<Arc<dyn Restart>>, devices: usize) -> u32 {
         let server = Arc::new(server);
         let id = self.shared.change(|state| state.add_replica(Arc::clone(&server), devices));
-        let supervisor = Supervisor { shared: Arc::clone(&self.shared), id, server, restart };
+        let (shared, adapters) = (Arc::clone(&self.shared), Adapters::default());
+        let supervisor = Supervisor { shared, id, server, restart, adapters };
         self.handle.spawn(supervisor.run());
         id
     }

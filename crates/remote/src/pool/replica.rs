@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use rloom_core::OnUpdate;
 use rloom_engine::{PolicyLabel, PublishedWeights, SamplingSettings, SendError};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use super::Shared;
+use super::adapters::Adapters;
 use super::local::Restart;
 use super::state::{Phase, Replica, State, Target};
 use super::transfer::{LiveReceiver, Source};
 use crate::error::ServerError;
-use crate::server::{Call, Description, Pause, Server};
+use crate::server::{Call, Pause, Server};
 use crate::vllm::VllmServer;
 
 /// Longest pause between two attempts to bring up a replica.
@@ -24,6 +25,8 @@ pub(super) struct Supervisor {
     pub(super) id: u32,
     pub(super) server: Arc<Server>,
     pub(super) restart: Option<Arc<dyn Restart>>,
+    /// Adapters that the server has.
+    pub(super) adapters: Adapters,
 }
 
 /// Reason for which a replica does not serve.
@@ -236,7 +239,7 @@ impl Supervisor {
         });
     }
 
-    fn control(&self) -> Instant {
+    pub(super) fn control(&self) -> Instant {
         Instant::now() + self.shared.timings.control
     }
 
@@ -246,21 +249,28 @@ impl Supervisor {
             ServerError::Http { .. } => Failure::Unreachable(error.to_string()),
             _ => Failure::Failed(error.to_string()),
         };
-        let Description { context, vocabulary, max_requests, workers } =
-            self.server.prepare(self.control()).await.map_err(failed)?;
+        let server = self.server.prepare(self.control()).await.map_err(failed)?;
         let limits = self.shared.limits;
         for (name, has, needs) in [
-            ("a context of", context, limits.context),
-            ("a vocabulary of", vocabulary, limits.vocabulary),
-            ("a batch of", max_requests, self.shared.max_requests),
+            ("a context of", server.context, limits.context),
+            ("a vocabulary of", server.vocabulary, limits.vocabulary),
+            ("a batch of", server.max_requests, self.shared.max_requests),
         ] {
             if has < needs {
                 return Err(Failure::Unsuitable(format!("has {name} {has}, and {needs} are needed")));
             }
         }
-        self.change(|replica| replica.workers = workers);
+        self.change(|replica| replica.workers = server.workers);
+        if let Some(rank) = self.shared.adapter_rank {
+            self.check_adapters(&server, rank)?;
+            self.forget_adapters().await.map_err(failed)?;
+        }
         let (target, generation) = self.shared.target();
-        if let Some(target) = &target {
+        if let Some(target) = target.as_ref().filter(|_| self.shared.adapter_rank.is_some()) {
+            self.server.resume(self.control()).await.map_err(failed)?;
+            let local = self.local_publication(target).await?;
+            self.add_adapter(target, local, None).await?;
+        } else if let Some(target) = &target {
             let source = self.source(target, None, true).await?;
             self.replace(target, source, Pause::Abort).await?;
         } else if self.sleeper().is_some() {
@@ -275,7 +285,7 @@ impl Supervisor {
     }
 
     /// The replica has followed a load or release.
-    fn ready(&self, target: Option<&Target>, generation: u64) {
+    pub(super) fn ready(&self, target: Option<&Target>, generation: u64) {
         let label = target.map(|target| target.published.label());
         self.shared.change(|state| state.followed(self.id, label, generation));
     }
@@ -286,7 +296,7 @@ impl Supervisor {
             let result = match self.next().await {
                 Next::Update => self.update().await,
                 Next::Check => self.check().await.map_err(Failure::Failed),
-                Next::Probe => self.probe().await.map_err(Failure::Failed),
+                Next::Probe => self.probe_idle().await,
                 Next::Leave => {
                     self.drain().await;
                     return Failure::Left;
@@ -344,15 +354,12 @@ impl Supervisor {
             Some(target) => self.local_publication(target).await?,
             None => None,
         };
+        if self.shared.adapter_rank.is_some() {
+            return self.update_adapter(target.as_ref(), local, generation).await;
+        }
         let pause = match target.as_ref().map(|target| target.on_update) {
             None | Some(OnUpdate::Finish) => {
-                // A newer load decides anew about the requests in flight.
-                let is_drained = self.shared.until(|state| {
-                    let replica = state.replicas.get(&self.id)?;
-                    let is_newer = state.generation != generation || !replica.phase.is_live();
-                    (is_newer || replica.running.is_empty()).then_some(!is_newer)
-                });
-                if !is_drained.await {
+                if !self.is_drained(generation).await {
                     return Ok(());
                 }
                 Pause::Wait
@@ -361,17 +368,9 @@ impl Supervisor {
             Some(OnUpdate::Recompute | OnUpdate::Abort) => Pause::Abort,
         };
         if let Some(target) = &target {
-            self.shared.change(|state| {
-                if let Some(replica) = state.replicas.get_mut(&self.id) {
-                    replica.set_phase(Phase::Updating);
-                    for request in replica.running.iter().filter(|_| pause == Pause::Abort) {
-                        if let Some(entry) = state.requests.get_mut(request) {
-                            entry.interrupted = Some(target.on_update);
-                        }
-                    }
-                }
-            });
-            let needs_folder = self.server.live().is_none() || self.change(|replica| replica.only_folders);
+            self.begin_update(target, pause == Pause::Abort);
+            let needs_folder =
+                self.server.vllm_client().is_none() || self.change(|replica| replica.only_folders);
             let source = self.source(target, local, needs_folder).await?;
             self.replace(target, source, pause).await?;
         } else {
@@ -429,7 +428,7 @@ impl Supervisor {
     /// Loads weights into a server that waits for them.
     async fn load(&self, target: &Target, source: &Source, label: PolicyLabel) -> Result<(), Failure> {
         let failed = |error: ServerError| Failure::Failed(error.to_string());
-        match (source, self.server.live()) {
+        match (source, self.server.vllm_client()) {
             (Source::Live(sender), Some(server)) => {
                 server.start_update(self.control()).await.map_err(failed)?;
                 let (workers, incarnation) = self.change(|replica| (replica.workers, replica.incarnation));
@@ -449,7 +448,7 @@ impl Supervisor {
 
     /// The client of a server that sleeps between the batches.
     fn sleeper(&self) -> Option<&VllmServer> {
-        self.server.live().filter(|_| self.shared.sleeps)
+        self.server.vllm_client().filter(|_| self.shared.sleeps)
     }
 
     /// Has the server give its device away, unless it has.
@@ -468,12 +467,13 @@ impl Supervisor {
     }
 
     /// Compares the weights with the trainer's.
-    async fn verify(&self, target: &Target, label: PolicyLabel) -> Result<(), String> {
+    pub(super) async fn verify(&self, target: &Target, label: PolicyLabel) -> Result<(), String> {
         let Some(probe) = &target.published.probe else {
             return self.generate_one(label).await;
         };
         let id = self.name("probe");
-        let scores = self.server.score(&id, &probe.tokens, label, self.control()).await;
+        let weights = self.shared.weights(label);
+        let scores = self.server.score(&id, &probe.tokens, weights, self.control()).await;
         let scores = scores.map_err(|error| error.to_string())?;
         let distance = probe.distance(&scores);
         if distance > self.shared.probe_tolerance {
@@ -510,7 +510,7 @@ impl Supervisor {
             min_tokens: 0,
             stop_tokens: &[],
             seed: 1,
-            label,
+            weights: self.shared.weights(label),
         };
         let deadline = Instant::now() + self.shared.timings.answer;
         let reply = self.server.generate(&call, deadline).await.map_err(|error| error.to_string())?;
@@ -519,6 +519,13 @@ impl Supervisor {
             [(own, _)] if own == label => Ok(()),
             _ => Err(format!("a token of {label} is said to be of {:?}", reply.versions)),
         }
+    }
+
+    /// Makes sure that the server computes, after a time without answers.
+    async fn probe_idle(&self) -> Result<(), Failure> {
+        self.probe().await.map_err(Failure::Failed)?;
+        let current = self.shared.lock().replicas.get(&self.id).and_then(|replica| replica.label);
+        self.unload_unused(current).await
     }
 
     /// Generates one token after a time without answers.
@@ -536,10 +543,7 @@ impl Supervisor {
     async fn check(&self) -> Result<(), String> {
         let label = self.shared.lock().replicas.get(&self.id).and_then(|replica| replica.label);
         if let Some(label) = label {
-            let told = self.server.label(self.control()).await.map_err(|error| error.to_string())?;
-            if told != label.to_string() {
-                return Err(format!("the server says that it has {told} instead of {label}"));
-            }
+            self.check_label(label).await?;
             self.generate_one(label).await?;
         } else {
             self.server.ping(self.control()).await.map_err(|error| error.to_string())?;
@@ -555,32 +559,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Lets requests in flight finish for a while; the others are sent elsewhere.
-    async fn drain(&self) {
-        let deadline = Instant::now() + self.shared.timings.drain;
-        let finished = self.shared.until(|state| {
-            let is_idle = state.replicas.get(&self.id).is_none_or(|replica| replica.running.is_empty());
-            is_idle.then_some(())
-        });
-        if timeout_at(deadline, finished).await.is_ok() {
-            return;
+    /// Checks that the server says to have these weights.
+    async fn check_label(&self, label: PolicyLabel) -> Result<(), String> {
+        if self.shared.adapter_rank.is_some() {
+            return self.check_adapter(label).await;
         }
-        self.shared.change(|state| {
-            let running = state.replicas.get(&self.id).map(|replica| replica.running.clone());
-            for request in running.into_iter().flatten() {
-                if let Some(entry) = state.requests.get_mut(&request) {
-                    entry.interrupted = Some(OnUpdate::Recompute);
-                }
-            }
-        });
-        // Their answers have the tokens so far. What is not answered then is sent elsewhere from its last cut.
-        if self.server.pause(Pause::Abort, self.control()).await.is_ok() {
-            let finished = self.shared.until(|state| {
-                let is_idle = state.replicas.get(&self.id).is_none_or(|replica| replica.running.is_empty());
-                is_idle.then_some(())
-            });
-            drop(timeout_at(Instant::now() + self.shared.timings.answer, finished).await);
+        let told = self.server.label(self.control()).await.map_err(|error| error.to_string())?;
+        if told == label.to_string() {
+            return Ok(());
         }
+        Err(format!("the server says that it has {told} instead of {label}"))
     }
 }
 

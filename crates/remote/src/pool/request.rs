@@ -249,7 +249,7 @@ impl Job {
             min_tokens: sampling.min_new_tokens.saturating_sub(given),
             stop_tokens: &stop_tokens,
             seed: key.stream().bits((prompt.len() + given) as u64),
-            label: lease.label,
+            weights: self.shared.weights(lease.label),
         };
         let mut generate = pin!(lease.server.generate(&call, self.deadline));
         let result = tokio::select! {
@@ -316,9 +316,10 @@ impl Job {
             let state = self.shared.lock();
             let mut last: Option<PolicyLabel> = None;
             for &(label, _) in &reply.versions {
-                let is_older = label.version < call.label.version || last.is_some_and(|last| label <= last);
-                if label.policy != call.label.policy || is_older || !state.knows(label) {
-                    return Some(format!("tokens of weights {label}, and {} are loaded", call.label));
+                let is_older =
+                    label.version < call.weights.label.version || last.is_some_and(|last| label <= last);
+                if label.policy != call.weights.label.policy || is_older || !state.knows(label) {
+                    return Some(format!("tokens of weights {label}, and {} are loaded", call.weights.label));
                 }
                 last = Some(label);
             }

@@ -113,6 +113,8 @@ pub(super) struct Entry {
     pub(super) cost: u64,
     pub(super) rank: Rank,
     pub(super) replica: Option<u32>,
+    /// Weights that the replica computes it with.
+    pub(super) label: Option<PolicyLabel>,
     /// The update that aborts what the replica computes, until the answer is there.
     pub(super) interrupted: Option<OnUpdate>,
     pub(super) signal: watch::Sender<Signals>,
@@ -240,6 +242,7 @@ impl State {
             cost: tokens as u64,
             rank: (request.priority, id),
             replica: None,
+            label: None,
             interrupted: None,
             signal,
         };
@@ -309,7 +312,7 @@ impl State {
                 return;
             };
             self.affinity.set(&entry.prefixes, chosen);
-            entry.replica = Some(chosen);
+            (entry.replica, entry.label) = (Some(chosen), Some(label));
             let load = (Instant::now(), replica.advance_load());
             replica.running.insert(rank.1);
             replica.outstanding += entry.cost;
@@ -352,6 +355,13 @@ impl State {
         }
         self.note_availability();
         self.assign();
+    }
+
+    /// Weights that the unanswered requests of a replica are computed with.
+    pub(super) fn labels_in_use(&self, id: u32) -> BTreeSet<PolicyLabel> {
+        let Some(replica) = self.replicas.get(&id) else { return BTreeSet::new() };
+        let running = replica.running.iter().filter_map(|request| self.requests.get(request)?.label);
+        running.collect()
     }
 
     /// True if weights with this label were loaded at some time.

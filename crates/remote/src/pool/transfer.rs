@@ -33,7 +33,9 @@ impl Published {
     /// which the trainer may have to finish what it does.
     pub(super) async fn of(published: &PublishedPolicy, needs_folder: bool) -> Result<Self, SendError> {
         match &published.weights {
-            PublishedWeights::Folder(folder) => Ok(Self::Folder(Arc::clone(folder))),
+            PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => {
+                Ok(Self::Folder(Arc::clone(folder)))
+            }
             PublishedWeights::Live(sender) if needs_folder => {
                 let sender = Arc::clone(sender);
                 let written = tokio::task::spawn_blocking(move || sender.folder()).await;
@@ -43,9 +45,7 @@ impl Published {
             }
             PublishedWeights::Live(sender) => Ok(Self::Live(Arc::clone(sender))),
             // Refused before they become a target.
-            PublishedWeights::Memory(_) | PublishedWeights::Adapter(_) => {
-                Ok(Self::Folder(Arc::new(WeightFolder::kept(""))))
-            }
+            PublishedWeights::Memory(_) => Ok(Self::Folder(Arc::new(WeightFolder::kept("")))),
         }
     }
 }
@@ -115,7 +115,7 @@ impl WeightReceiver for LiveReceiver {
             ReceiverStep::Receive(given) => chunk = Some(given.clone()),
         }
         self.handle.spawn(async move {
-            let Some(live) = server.live() else { return };
+            let Some(live) = server.vllm_client() else { return };
             let answered = async {
                 if let Some(channel) = &channel {
                     live.join(channel, deadline).await?;

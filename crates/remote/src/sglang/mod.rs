@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::environment::TestedVersions;
 use crate::error::ServerError;
-use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
+use crate::server::{Call, Connection, Description, End, Pause, Reply, Weights, name_of};
 use wire::{
     AbortBody, ContinueBody, GenerateAnswer, GenerateBody, ModelInfo, PauseBody, SamplingParams, ServerInfo,
     UpdateAnswer, UpdateBody,
@@ -58,6 +58,9 @@ impl SglangServer {
             vocabulary: usize::MAX,
             max_requests: info.max_running_requests.unwrap_or(usize::MAX),
             workers: 1,
+            // Its adapters are not used: it gets them merged with their base.
+            max_adapter_rank: 0,
+            replaced_by: String::new(),
         })
     }
 
@@ -83,7 +86,7 @@ impl SglangServer {
             },
             return_logprob: true,
             logprob_start_len: -1,
-            cache_salt: cache_salt(call.label),
+            cache_salt: name_of(call.weights.label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         reply_of(answer, call.id).map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
@@ -93,7 +96,7 @@ impl SglangServer {
         &self,
         id: &str,
         tokens: &[u32],
-        label: PolicyLabel,
+        weights: Weights,
         deadline: Instant,
     ) -> Result<Vec<f32>, ServerError> {
         let body = GenerateBody {
@@ -115,7 +118,7 @@ impl SglangServer {
             },
             return_logprob: true,
             logprob_start_len: 0,
-            cache_salt: cache_salt(label),
+            cache_salt: name_of(weights.label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
         let rows = &answer.meta_info.input_token_logprobs;

@@ -6,6 +6,7 @@
 mod wire;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use rloom_engine::{Channel, PolicyLabel, WeightChunk};
@@ -13,10 +14,11 @@ use tokio::time::Instant;
 
 use crate::environment::TestedVersions;
 use crate::error::ServerError;
-use crate::server::{Call, Connection, Description, End, Pause, Reply, cache_salt};
+use crate::server::{Call, Connection, Description, End, Pause, Reply, Weights, name_of};
 use wire::{
-    AbortBody, Choice, Chunk, FinishBody, GenerateAnswer, GenerateBody, InitBody, InitInfo, RpcAnswer,
-    RpcBody, SamplingParams, SleepState, UpdateBody, UpdateInfo, WeightInfo, WorkerDescription,
+    AbortBody, AdapterBody, AdapterName, Choice, Chunk, FinishBody, GenerateAnswer, GenerateBody, InitBody,
+    InitInfo, ModelList, RpcAnswer, RpcBody, SamplingParams, SleepState, Span, UpdateBody, UpdateInfo,
+    WeightInfo, WorkerDescription,
 };
 
 const GENERATE: &str = "/inference/v1/generate";
@@ -26,15 +28,19 @@ const START: &str = "/start_weight_update";
 const UPDATE: &str = "/update_weights";
 const FINISH: &str = "/finish_weight_update";
 const WAKE: &str = "/wake_up";
+const LOAD_ADAPTER: &str = "/v1/load_lora_adapter";
 
 /// Prefix that the server puts in front of a request's name.
 const ID_PREFIX: &str = "generate-tokens-";
 
 /// Version of the worker extension's answers.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
 /// Versions whose protocol is known: the first was tested on CPUs, the last by its schemas.
 pub(crate) const VERSIONS: TestedVersions = TestedVersions::new("vllm", (0, 32), (0, 33));
+
+/// Weights that sampled each range of a completion.
+type Versions = Vec<(PolicyLabel, Range<usize>)>;
 
 /// A vLLM server.
 #[derive(Debug)]
@@ -68,6 +74,8 @@ impl VllmServer {
             context: smallest(|worker| worker.max_model_len),
             vocabulary: smallest(|worker| worker.vocabulary),
             max_requests: smallest(|worker| worker.max_num_seqs),
+            max_adapter_rank: smallest(|worker| worker.max_adapter_rank),
+            replaced_by: workers.into_iter().map(|worker| worker.loaded).max().unwrap_or_default(),
         })
     }
 
@@ -85,6 +93,7 @@ impl VllmServer {
     pub(crate) async fn generate(&self, call: &Call<'_>, deadline: Instant) -> Result<Reply, ServerError> {
         let sampling = call.sampling;
         let body = GenerateBody {
+            model: adapter_of(call.weights),
             request_id: call.id,
             token_ids: call.tokens,
             sampling_params: SamplingParams {
@@ -103,10 +112,18 @@ impl VllmServer {
                 logprobs: 0,
                 prompt_logprobs: None,
             },
-            cache_salt: cache_salt(call.label),
+            cache_salt: name_of(call.weights.label),
         };
-        let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
-        let reply = only_choice(answer, call.id).and_then(|(choice, _)| reply_of(choice));
+        let answer = self.connection.post(GENERATE, &body, deadline).await;
+        let answer: GenerateAnswer = answer.map_err(|error| match error {
+            // Of a process that was started again: not a refusal of this request.
+            ServerError::Status { status: 404, body, .. } if call.weights.is_adapter => {
+                ServerError::Answer { endpoint: GENERATE, problem: format!("no adapter: {body}") }
+            }
+            error => error,
+        })?;
+        let reply = only_choice(answer, call.id, call.weights);
+        let reply = reply.and_then(|(choice, _)| reply_of(choice, call.weights));
         reply.map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
     }
 
@@ -114,10 +131,11 @@ impl VllmServer {
         &self,
         id: &str,
         tokens: &[u32],
-        label: PolicyLabel,
+        weights: Weights,
         deadline: Instant,
     ) -> Result<Vec<f32>, ServerError> {
         let body = GenerateBody {
+            model: adapter_of(weights),
             request_id: id,
             token_ids: tokens,
             sampling_params: SamplingParams {
@@ -135,10 +153,10 @@ impl VllmServer {
                 logprobs: 0,
                 prompt_logprobs: Some(0),
             },
-            cache_salt: cache_salt(label),
+            cache_salt: name_of(weights.label),
         };
         let answer: GenerateAnswer = self.connection.post(GENERATE, &body, deadline).await?;
-        let scores = only_choice(answer, id).and_then(|(_, answer)| prompt_scores(&answer, tokens));
+        let scores = only_choice(answer, id, weights).and_then(|(_, answer)| prompt_scores(&answer, tokens));
         scores.map_err(|problem| ServerError::Answer { endpoint: GENERATE, problem })
     }
 
@@ -166,14 +184,36 @@ impl VllmServer {
         label: PolicyLabel,
         deadline: Instant,
     ) -> Result<(), ServerError> {
-        let path = folder.to_str().ok_or_else(|| {
-            let problem = format!("the path {} is not UTF-8", folder.display());
-            ServerError::Answer { endpoint: UPDATE, problem }
-        })?;
+        let path = text_of(UPDATE, folder)?;
         self.start_update(deadline).await?;
         self.update(&UpdateInfo { label: label.to_string(), path: Some(path), chunk: None }, deadline)
             .await?;
         self.finish_update(label, deadline).await
+    }
+
+    /// Adds an adapter under the name of its label to those that requests may name.
+    pub(crate) async fn load_adapter(
+        &self,
+        folder: &Path,
+        label: PolicyLabel,
+        deadline: Instant,
+    ) -> Result<(), ServerError> {
+        let lora_path = text_of(LOAD_ADAPTER, folder)?;
+        let body = AdapterBody { lora_name: name_of(label), lora_path };
+        self.connection.command(LOAD_ADAPTER, "", Some(&body), deadline).await
+    }
+
+    /// Removes an adapter by its name.
+    pub(crate) async fn unload_adapter(&self, name: &str, deadline: Instant) -> Result<(), ServerError> {
+        let body = AdapterName { lora_name: name };
+        self.connection.command("/v1/unload_lora_adapter", "", Some(&body), deadline).await
+    }
+
+    /// Names of the adapters that requests may name.
+    pub(crate) async fn adapters(&self, deadline: Instant) -> Result<Vec<String>, ServerError> {
+        let ModelList { data } = self.connection.get("/v1/models", deadline).await?;
+        // The parent of an adapter is its base, which has none.
+        Ok(data.into_iter().filter(|model| model.parent.is_some()).map(|model| model.id).collect())
     }
 
     /// Joins the trainer in a communicator.
@@ -276,9 +316,16 @@ fn check_worker(worker: &WorkerDescription) -> Result<(), String> {
 }
 
 /// The answer's only choice, if it is the answer to this request.
-fn only_choice(mut answer: GenerateAnswer, id: &str) -> Result<(Choice, GenerateAnswer), String> {
+fn only_choice(
+    mut answer: GenerateAnswer,
+    id: &str,
+    weights: Weights,
+) -> Result<(Choice, GenerateAnswer), String> {
     if answer.request_id.strip_prefix(ID_PREFIX) != Some(id) {
         return Err(format!("the answer to request {}, not {id}", answer.request_id));
+    }
+    if adapter_of(weights).is_some_and(|name| name != answer.model) {
+        return Err(format!("the answer of `{}` instead of the adapter {}", answer.model, weights.label));
     }
     match answer.choices.pop() {
         Some(choice) if answer.choices.is_empty() => Ok((choice, answer)),
@@ -286,21 +333,31 @@ fn only_choice(mut answer: GenerateAnswer, id: &str) -> Result<(Choice, Generate
     }
 }
 
-fn reply_of(choice: Choice) -> Result<Reply, String> {
+/// Name of the adapter that a request is computed with; `None` for the model's own weights.
+fn adapter_of(weights: Weights) -> Option<String> {
+    weights.is_adapter.then(|| name_of(weights.label))
+}
+
+fn text_of<'a>(endpoint: &'static str, folder: &'a Path) -> Result<&'a str, ServerError> {
+    folder.to_str().ok_or_else(|| {
+        let problem = format!("the path {} is not UTF-8", folder.display());
+        ServerError::Answer { endpoint, problem }
+    })
+}
+
+fn reply_of(choice: Choice, weights: Weights) -> Result<Reply, String> {
     let tokens = choice.token_ids.ok_or("no token ids")?;
     let content = choice.logprobs.and_then(|logprobs| logprobs.content).unwrap_or_default();
     if content.iter().map(|entry| entry.token_id).ne(tokens.iter().copied()) {
         return Err("log-probabilities of other tokens".to_owned());
     }
     let logprobs = content.iter().map(|entry| entry.logprob.unwrap_or(f32::NAN)).collect();
-    let mut versions = Vec::new();
-    for span in choice.weight_versions.unwrap_or_default() {
-        let label =
-            span.version.parse().map_err(|error| format!("weights with an unknown label: {error}"))?;
-        if span.end > span.start {
-            versions.push((label, span.start..span.end));
-        }
-    }
+    let spans = choice.weight_versions.unwrap_or_default();
+    let versions = if weights.is_adapter {
+        versions_of_adapter(&spans, weights.label, tokens.len())?
+    } else {
+        versions_of(&spans)?
+    };
     let end = match choice.finish_reason.as_deref() {
         Some("stop") => End::Stop,
         Some("length") => End::Length,
@@ -308,6 +365,25 @@ fn reply_of(choice: Choice) -> Result<Reply, String> {
         other => return Err(format!("finish reason {other:?}")),
     };
     Ok(Reply { tokens, logprobs, versions, end })
+}
+
+fn versions_of(spans: &[Span]) -> Result<Versions, String> {
+    let mut versions = Vec::new();
+    for span in spans.iter().filter(|span| span.end > span.start) {
+        let label =
+            span.version.parse().map_err(|error| format!("weights with an unknown label: {error}"))?;
+        versions.push((label, span.start..span.end));
+    }
+    Ok(versions)
+}
+
+/// Versions of a completion of an adapter. A request keeps its adapter; what the server names is the base, which must not
+/// have changed.
+fn versions_of_adapter(spans: &[Span], label: PolicyLabel, tokens: usize) -> Result<Versions, String> {
+    if let Some(other) = spans.iter().find(|span| span.version != spans[0].version) {
+        return Err(format!("the base changed from {} to {} meanwhile", spans[0].version, other.version));
+    }
+    Ok(if tokens == 0 { Vec::new() } else { vec![(label, 0..tokens)] })
 }
 
 fn prompt_scores(answer: &GenerateAnswer, tokens: &[u32]) -> Result<Vec<f32>, String> {

@@ -9,6 +9,9 @@ use serde_json::Value;
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
 pub(super) struct GenerateBody<'a> {
+    /// Name of an adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) model: Option<String>,
     pub(super) request_id: &'a str,
     pub(super) token_ids: &'a [u32],
     pub(super) sampling_params: SamplingParams<'a>,
@@ -40,6 +43,9 @@ pub(super) struct SamplingParams<'a> {
 #[derive(Debug, Deserialize)]
 pub(super) struct GenerateAnswer {
     pub(super) request_id: String,
+    /// The model or the adapter.
+    #[serde(default)]
+    pub(super) model: String,
     pub(super) choices: Vec<Choice>,
     #[serde(default)]
     pub(super) prompt_logprobs: Option<Vec<Option<BTreeMap<String, PromptLogprob>>>>,
@@ -74,6 +80,30 @@ pub(super) struct Span {
     pub(super) version: String,
     pub(super) start: usize,
     pub(super) end: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct AdapterBody<'a> {
+    pub(super) lora_name: String,
+    pub(super) lora_path: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct AdapterName<'a> {
+    pub(super) lora_name: &'a str,
+}
+
+/// Answer of `/v1/models`.
+#[derive(Debug, Deserialize)]
+pub(super) struct ModelList {
+    pub(super) data: Vec<ServedModel>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ServedModel {
+    pub(super) id: String,
+    #[serde(default)]
+    pub(super) parent: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -202,4 +232,5 @@ pub(super) struct WorkerDescription {
     pub(super) max_model_len: usize,
     pub(super) max_num_seqs: usize,
     pub(super) vocabulary: usize,
+    pub(super) max_adapter_rank: usize,
 }

@@ -71,12 +71,18 @@ def vllm(fields: dict, packages: Path, check: Check) -> None:
         check.require(f'"{path}"' in routers, f"no endpoint {path}")
         if path.endswith("/generate"):
             check.subset("GenerateRequest", used, class_fields(protocol, "GenerateRequest"))
+        elif path.endswith("_lora_adapter"):
+            name = "LoadLoRAAdapterRequest" if "/load" in path else "UnloadLoRAAdapterRequest"
+            check.subset(name, used, class_fields(load(root / "entrypoints/serve/lora/protocol.py"), name))
         elif path in ("/update_weights", "/finish_weight_update", "/init_weight_transfer_engine"):
             check.subset(path, used, body_arguments(rl, path))
         else:
             check.require(all(f'"{name}"' in routers for name in used), f"{path} does not read {used}")
     check.subset("SamplingParams", fields["sampling_params"], class_fields(load(root / "sampling_params.py"), "SamplingParams"))
     check.subset("answer", fields["answer"], class_fields(protocol, "GenerateTokensResponse"))
+    card = class_fields(load(root / "entrypoints/openai/models/protocol.py"), "ModelCard")
+    card |= class_fields(load(root / "entrypoints/serve/engine/protocol.py"), "ModelCard")
+    check.subset("ModelCard", fields["model"], card)
     check.subset("choice", fields["choice"], class_fields(protocol, "GenerateTokensChoice"))
     check.subset("log-probability", fields["logprob"], class_fields(protocol, "GenerateLogProbsContent"))
     check.subset("span", fields["span"], class_fields(load(root / "outputs.py"), "WeightVersionSpan"))

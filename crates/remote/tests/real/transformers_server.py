@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -39,6 +40,24 @@ def make(folder: str, seed: int, layers: int, width: int) -> None:
     Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
 
 
+def adapt(base: str, folder: str, seed: int, rank: int) -> None:
+    """Writes a random LoRA adapter of all linear layers in PEFT's format, and next to it the model with the adapter added."""
+    torch.manual_seed(seed)
+    model, alpha, tensors, targets = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), 2.0 * rank, {}, {}
+    for name, layer in model.model.named_modules(prefix="model"):
+        if isinstance(layer, torch.nn.Linear):
+            a = torch.randn(rank, layer.in_features) / layer.in_features**0.5
+            b = 0.05 * torch.randn(layer.out_features, rank)
+            tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+            targets[name.rpartition(".")[2]] = None
+            layer.weight.data += alpha / rank * b @ a
+    Path(folder).mkdir(parents=True)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha}
+    Path(folder, "adapter_config.json").write_text(json.dumps(config | {"target_modules": list(targets), "bias": "none"}))
+    save_file(tensors, Path(folder, "adapter_model.safetensors"))
+    model.save_pretrained(f"{folder}-merged")
+
+
 def model_of(folder: str) -> torch.nn.Module:
     if folder not in opened:
         opened[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -55,6 +74,8 @@ def answer(request: dict) -> object:
     if request["op"] == "make":
         Path(request["folder"]).mkdir(parents=True)
         return make(*(request[key] for key in ("folder", "seed", "layers", "width")))
+    if request["op"] == "adapt":
+        return adapt(*(request[key] for key in ("base", "folder", "seed", "rank")))
     tokens = request["tokens"]
     if request["op"] == "greedy":
         for _ in range(request["count"]):

@@ -13,6 +13,7 @@ use rloom_cluster::daemon::{self, Daemon};
 use rloom_cluster::{Program, guard};
 use rloom_wire::{Options, Token};
 
+mod adapters;
 mod conformance;
 mod environments;
 mod faults;
@@ -25,6 +26,7 @@ mod mirrors;
 mod pool;
 mod processes;
 mod real_vllm;
+mod real_vllm_adapters;
 mod real_vllm_turns;
 mod stand_in;
 mod support;

@@ -16,13 +16,13 @@ use rloom_engine::{
     GenerateRequest, Generation, Probe, PublishedPolicy, PublishedWeights, RolloutEngine, SamplingSettings,
     ServerSettings, WeightFolder, generate_all,
 };
-use rloom_remote::{ModelLimits, ReplicaPool, Server, ServerCommand, Slot};
+use rloom_remote::{AdapterSlots, ModelLimits, ReplicaPool, Server, ServerCommand, Slot};
 use serde_json::{Value, json};
 
 use crate::support::{request, run};
 
 /// Largest difference of log-probabilities between vLLM and transformers, both in f32.
-const TOLERANCE: f32 = 1e-3;
+pub(crate) const TOLERANCE: f32 = 1e-3;
 pub(crate) const LIMITS: ModelLimits = ModelLimits { context: 256, vocabulary: 512 };
 
 /// Layers and width of a model.
@@ -52,7 +52,7 @@ impl Transformers {
         own
     }
 
-    fn ask(&self, question: &Value) -> Value {
+    pub(crate) fn ask(&self, question: &Value) -> Value {
         let mut child = self.child.borrow_mut();
         writeln!(child.stdin.as_mut().unwrap(), "{question}").unwrap();
         let mut line = String::new();
@@ -125,9 +125,27 @@ impl Vllm {
         folder: &Path,
         variables: &[(&str, OsString)],
     ) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let command =
-            ServerCommand::vllm(settings, LIMITS, slot, model, port, &folder.join("modules")).unwrap();
+            |port| ServerCommand::vllm(settings, LIMITS, slot, model, port, &folder.join("modules")).unwrap();
+        Self::spawn(command, folder, variables)
+    }
+
+    /// A server of adapters over the model in a folder.
+    pub(crate) fn of_adapters(
+        settings: &ServerSettings,
+        slot: &Slot,
+        model: &Path,
+        folder: &Path,
+        slots: AdapterSlots,
+    ) -> Self {
+        let modules = folder.join("modules");
+        let command = |port| ServerCommand::vllm(settings, LIMITS, slot, model, port, &modules).unwrap();
+        Self::spawn(|port| command(port).with_adapters(slots), folder, &[])
+    }
+
+    fn spawn(command: impl Fn(u16) -> ServerCommand, folder: &Path, variables: &[(&str, OsString)]) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let command = command(port);
         let log = folder.join(format!("vllm-{port}.log"));
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(command.program)

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use rloom_core::{PolicyId, PolicyVersion, Purpose, RandomKey};
 use rloom_engine::conformance::ReferenceTrainer;
-use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, SamplingSettings, ServerSettings};
+use rloom_engine::{
+    GenerateRequest, Generation, PublishedPolicy, PublishedWeights, SamplingSettings, ServerSettings,
+};
 use rloom_remote::{ModelLimits, PoolTimings, ReplicaPool};
 
 use crate::stand_in::model::{VOCABULARY, Weights, publish};
@@ -62,11 +64,17 @@ pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
 /// The trainer whose weights stand-ins load.
 pub(crate) struct Trainer {
     folder: tempfile::TempDir,
+    is_of_adapters: bool,
 }
 
 impl Trainer {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self { folder: tempfile::tempdir().unwrap(), is_of_adapters: false }
+    }
+
+    /// A trainer whose versions are adapters.
+    pub(crate) fn of_adapters() -> Self {
+        Self { is_of_adapters: true, ..Self::new() }
     }
 
     pub(crate) fn main(&self, version: u64) -> PublishedPolicy {
@@ -76,7 +84,13 @@ impl Trainer {
 
 impl ReferenceTrainer for Trainer {
     fn publish(&self, policy: PolicyId, version: PolicyVersion) -> PublishedPolicy {
-        publish(self.folder.path(), policy, version)
+        let published = publish(self.folder.path(), policy, version);
+        match &published.weights {
+            PublishedWeights::Folder(folder) if self.is_of_adapters => {
+                PublishedPolicy { weights: PublishedWeights::Adapter(Arc::clone(folder)), ..published }
+            }
+            _ => published,
+        }
     }
 
     fn logprobs(&self, version: PolicyVersion, request: &GenerateRequest, made: &Generation) -> Vec<f32> {

@@ -17,8 +17,8 @@ use rloom_learn::Models;
 use rloom_model::{Dtype, LoadError, Model, StoredTensors};
 use rloom_ops::Ctx;
 use rloom_remote::{
-    EnvironmentKind, Gang, GangLora, GangSettings, ModelLimits, PolicyHeads, RankBackend, RankDtype,
-    ReplicaPool, ServerMirrors,
+    AdapterSlots, EnvironmentKind, Gang, GangLora, GangSettings, ModelLimits, PolicyHeads, RankBackend,
+    RankDtype, ReplicaPool, ServerMirrors,
 };
 use rloom_stage::{PolicyWriter, StageError};
 use rloom_store::{StoreError, disk};
@@ -42,6 +42,13 @@ const PUBLICATIONS: &str = "publications";
 /// Folder of a run with the output of the processes that it starts.
 const LOGS: &str = "logs";
 
+/// Adapters that the servers of a stage serve.
+struct ServedAdapters {
+    /// The model that they adapt, with which the servers start.
+    base: Arc<WeightFolder>,
+    slots: AdapterSlots,
+}
+
 /// Builds the engines that the configuration of a run names.
 #[derive(Debug)]
 pub(crate) struct ConfiguredEngines {
@@ -51,9 +58,9 @@ pub(crate) struct ConfiguredEngines {
     logs: PathBuf,
     /// Weights are handed over as folders, since some engine is in another process.
     uses_folders: bool,
-    /// Stages that do not sample are evaluated on servers.
-    evaluates_outside: bool,
     dtype: Dtype,
+    /// Further policies start from whole models, which servers of adapters do not load.
+    has_policies: bool,
     /// Most ranks of a stage.
     ranks: usize,
     /// Where processes are started.
@@ -103,13 +110,13 @@ impl ConfiguredEngines {
             functions: FunctionHosts::new(config, &machines, &offer, &logs)?,
             logs,
             dtype: config.dtype,
+            has_policies: !config.policies.is_empty(),
             ranks: placement::most_ranks(config),
             control: Control::start(directory, &machines)?,
             mirrors: machines.members().map(|_| mirrors(config)),
             machines,
             offer,
             numbers: AtomicU64::new(1),
-            evaluates_outside,
             uses_folders: evaluates_outside
                 || config.stages.iter().any(|stage| stage.trains_outside() || samples_outside(stage)),
         })
@@ -143,9 +150,11 @@ impl ConfiguredEngines {
             StageStart::Published(published) => published.clone(),
         };
         match &published.weights {
-            PublishedWeights::Folder(folder) => return Ok(Arc::clone(folder)),
+            PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => {
+                return Ok(Arc::clone(folder));
+            }
             PublishedWeights::Live(sender) => return Ok(sender.folder().map_err(StageError::Sender)?),
-            PublishedWeights::Memory(_) | PublishedWeights::Adapter(_) => {}
+            PublishedWeights::Memory(_) => {}
         }
         let folder = self.publications.join(format!("start-{}", self.next_number()));
         disk::create_folder(PUBLICATIONS, &folder)?;
@@ -196,7 +205,6 @@ impl ConfiguredEngines {
                     settings: lora.clone(),
                     seed: self.embedded.seed,
                     start: folder.path().to_owned(),
-                    merges: lora.dora || self.samples_outside(stage),
                 }),
                 merged: base.is_some().then(|| folder.path().to_owned()).filter(|_| !trains_adapter),
                 backend: match stage.trainer.backend {
@@ -256,12 +264,6 @@ impl ConfiguredEngines {
         })
     }
 
-    /// True if servers sample or evaluate the policy of a stage.
-    fn samples_outside(&self, stage: &Stage) -> bool {
-        let engine = stage.rollout.as_ref().map(|rollout| &rollout.engine);
-        engine.map_or(self.evaluates_outside, |engine| engine.embedded().is_none())
-    }
-
     /// Threads of each rank of all models: its share of the cores of its machine, of which this one gives `threads` to the
     /// trainer.
     fn rank_threads(&self, stage: &Stage, places: &[&Place], threads: usize) -> usize {
@@ -285,18 +287,26 @@ impl ConfiguredEngines {
         &self,
         settings: &ServerSettings,
         engine: EnvironmentKind,
+        adapters: Option<ServedAdapters>,
     ) -> Result<ConfiguredRollout, RunError> {
         let Policy { context, vocabulary, .. } = self.policy;
         let limits = ModelLimits { context, vocabulary };
         let tokenizer = Some((*self.policy.tokenizer).clone());
-        let pool = Arc::new(ReplicaPool::new(limits, settings, tokenizer)?);
+        let slots = adapters.as_ref().map(|adapters| adapters.slots);
+        let pool = Arc::new(match slots {
+            Some(slots) => ReplicaPool::of_adapters(limits, settings, tokenizer, slots.rank)?,
+            None => ReplicaPool::new(limits, settings, tokenizer)?,
+        });
         if !settings.urls.is_empty() {
             for url in &settings.urls {
                 pool.join(connect(engine, url)?);
             }
             return Ok(ConfiguredRollout::Pool { pool, _model: None });
         }
-        let model = self.start_folder(&StageStart::Initial)?;
+        let model = match adapters {
+            Some(adapters) => adapters.base,
+            None => self.start_folder(&StageStart::Initial)?,
+        };
         let servers = Servers::new(
             &pool,
             ServerPlan {
@@ -306,6 +316,7 @@ impl ConfiguredEngines {
                     ..settings.clone()
                 },
                 limits,
+                adapters: slots,
                 model: Arc::clone(&model),
                 modules: self.publications.join("modules"),
                 logs: self.logs.clone(),
@@ -326,7 +337,11 @@ impl ConfiguredEngines {
             policy: PolicyId::MAIN,
             version,
             digest: folder_digest(folder)?,
-            weights: PublishedWeights::Folder(Arc::new(WeightFolder::kept(folder))),
+            weights: if Model::base_of(folder)?.is_some() {
+                PublishedWeights::Adapter(Arc::new(WeightFolder::kept(folder)))
+            } else {
+                PublishedWeights::Folder(Arc::new(WeightFolder::kept(folder)))
+            },
             probe: None,
         })
     }
@@ -348,9 +363,26 @@ impl EngineFactory for ConfiguredEngines {
             RolloutEngineSettings::Embedded(_) => {
                 ConfiguredRollout::Embedded(Box::new(self.embedded.rollout(settings)?))
             }
-            RolloutEngineSettings::Vllm(servers) => self.servers(servers, EnvironmentKind::Vllm)?,
-            RolloutEngineSettings::Sglang(servers) => self.servers(servers, EnvironmentKind::Sglang)?,
+            RolloutEngineSettings::Vllm(servers) => self.servers(servers, EnvironmentKind::Vllm, None)?,
+            RolloutEngineSettings::Sglang(servers) => self.servers(servers, EnvironmentKind::Sglang, None)?,
         })
+    }
+
+    fn rollout_of_stage(
+        &self,
+        settings: &RolloutEngineSettings,
+        stage: &Stage,
+        start: &StageStart,
+    ) -> Result<Self::Rollout, RunError> {
+        let rank = transfer::served_rank(stage, settings).filter(|_| !self.has_policies);
+        let (Some(rank), RolloutEngineSettings::Vllm(servers)) = (rank, settings) else {
+            return self.rollout(settings);
+        };
+        let folder = self.start_folder(start)?;
+        let base = Model::base_of(folder.path())?.map(|base| Arc::new(WeightFolder::kept(base)));
+        let slots = AdapterSlots { rank, versions: transfer::versions_in_use(stage) };
+        let adapters = ServedAdapters { base: base.unwrap_or(folder), slots };
+        self.servers(servers, EnvironmentKind::Vllm, Some(adapters))
     }
 
     fn models(
@@ -390,23 +422,24 @@ impl EngineFactory for ConfiguredEngines {
 
     fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
         let embedded = self.embedded.train_capabilities(stage);
+        // Only PyTorch computes DoRA.
+        let adapter = stage.trainer.lora.as_ref().filter(|lora| !lora.dora).map(|_| Form::Adapter);
         let Some(torch) = stage.trainer.ranks() else {
             return if self.uses_folders {
-                TrainCapabilities { forms: vec![Form::Memory, Form::Folder], ..embedded }
+                let forms = [Form::Memory, Form::Folder].into_iter().chain(adapter).collect();
+                TrainCapabilities { forms, ..embedded }
             } else {
                 embedded
             };
         };
+        let form = transfer::form(stage, self.ranks, &self.offer).ok().filter(|form| form.is_live());
         TrainCapabilities {
             ranks: stage.trainer.groups(),
             repeats_bits: torch.deterministic,
             shares_prompts: false,
             numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
             // Of the live forms, the one that the placement allows.
-            forms: transfer::form(stage, self.ranks, &self.offer)
-                .ok()
-                .filter(|form| form.is_live())
-                .map_or(vec![Form::Folder], |form| vec![Form::Folder, form]),
+            forms: std::iter::once(Form::Folder).chain(form).chain(adapter).collect(),
             candidates: false,
             attachments: false,
         }
@@ -442,11 +475,9 @@ struct ConfiguredWriter {
 impl PolicyWriter for ConfiguredWriter {
     fn write(&self, policy: &PublishedPolicy, folder: &Path) -> Result<(), StageError> {
         let source = match &policy.weights {
-            PublishedWeights::Folder(source) => Arc::clone(source),
+            PublishedWeights::Folder(source) | PublishedWeights::Adapter(source) => Arc::clone(source),
             PublishedWeights::Live(sender) => sender.folder().map_err(StageError::Sender)?,
-            PublishedWeights::Memory(_) | PublishedWeights::Adapter(_) => {
-                return self.embedded.write(policy, folder);
-            }
+            PublishedWeights::Memory(_) => return self.embedded.write(policy, folder),
         };
         Ok(copy_files(source.path(), folder)?)
     }

@@ -29,8 +29,8 @@ use rloom_embedded::{
 pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
 use rloom_engine::sizing::CacheShape;
 use rloom_engine::{
-    ActivationCheckpointing, PublishedPolicy, PublishedWeights, RolloutCapabilities, RolloutEngine,
-    RolloutEngineSettings, RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
+    ActivationCheckpointing, LoraSettings, PublishedPolicy, PublishedWeights, RolloutCapabilities,
+    RolloutEngine, RolloutEngineSettings, RolloutSettings, TrainCapabilities, TrainEngine, TrainError,
 };
 use rloom_hub::Hub;
 use rloom_learn::Models;
@@ -67,6 +67,17 @@ pub trait EngineFactory {
 
     /// Builds a rollout engine for the policy's architecture.
     fn rollout(&self, settings: &RolloutEngineSettings) -> Result<Self::Rollout, RunError>;
+
+    /// Builds a rollout engine for the policies of a stage. By default, it is that of any stage.
+    fn rollout_of_stage(
+        &self,
+        settings: &RolloutEngineSettings,
+        stage: &Stage,
+        start: &StageStart,
+    ) -> Result<Self::Rollout, RunError> {
+        let _ = (stage, start);
+        self.rollout(settings)
+    }
 
     /// Builds the train engines of a stage on `threads` threads: policy, and critic and process-reward model if the
     /// algorithm has them. All start from `start`.
@@ -144,7 +155,10 @@ impl EmbeddedEngines {
 
     fn model(&self, start: StageStart) -> Result<Arc<Model>, RunError> {
         let StageStart::Published(policy) = start else { return self.policy.model() };
-        if let PublishedWeights::Folder(folder) = &policy.weights {
+        if let PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) = &policy.weights {
+            if Model::is_merged_when_read(folder.path())? {
+                return Err(RunError::DoraStart { path: folder.path().to_owned() });
+            }
             return self.load(folder.path());
         }
         let model = model_of(&policy).ok_or(StageError::ForeignWeights { form: policy.form() })?;
@@ -239,6 +253,11 @@ pub fn train_engine(ctx: &Ctx, model: Model, optimizer: OptimizerSettings) -> im
 /// Publishes a model in memory, for commands that generate outside of a run.
 pub fn publish(ctx: &Ctx, model: &Model, version: PolicyVersion) -> PublishedPolicy {
     publish_packed(PolicyId::MAIN, version, ctx, model)
+}
+
+/// Bytes of an adapter of a model, which is f32.
+pub fn adapter_bytes(lora: &LoraSettings, model: &ModelConfig) -> u64 {
+    lora_config(lora).parameter_count(model) * size_of::<f32>() as u64
 }
 
 /// Layout of the in-process rollout engine's key-value cache.

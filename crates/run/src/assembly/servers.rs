@@ -8,8 +8,8 @@ use std::time::Duration;
 use rloom_cluster::Machines;
 use rloom_engine::{ServerSettings, TensorParallel, WeightFolder};
 use rloom_remote::{
-    EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost, ServerMirrors,
-    ServerProcess, Slot,
+    AdapterSlots, EnvironmentKind, ModelLimits, ReplicaPool, Server, ServerCommand, ServerHost,
+    ServerMirrors, ServerProcess, Slot,
 };
 
 use super::placement::{Offer, Place, server_places};
@@ -24,6 +24,8 @@ pub(super) struct ServerPlan {
     pub(super) engine: EnvironmentKind,
     pub(super) settings: ServerSettings,
     pub(super) limits: ModelLimits,
+    /// Adapters that they serve over their model.
+    pub(super) adapters: Option<AdapterSlots>,
     /// The model that servers open first.
     pub(super) model: Arc<WeightFolder>,
     /// Folder for Python modules of the servers.
@@ -95,8 +97,8 @@ impl Servers {
     }
 
     fn add(&self, pool: &ReplicaPool, server: usize, place: &Place) -> Result<(), RunError> {
-        let ServerPlan { engine, limits, machines, offer, logs, .. } = &self.plan;
-        let (engine, limits) = (*engine, *limits);
+        let ServerPlan { engine, limits, adapters, machines, offer, logs, .. } = &self.plan;
+        let (engine, limits, adapters) = (*engine, *limits, *adapters);
         let host = ServerHost::new(machines.clone(), place.machine, !offer.has_gpus())?;
         let url = host.url();
         let devices = self.plan.settings.tensor_parallel.of(server);
@@ -108,7 +110,13 @@ impl Servers {
             EnvironmentKind::Sglang => {
                 Ok(ServerCommand::sglang(&settings, limits, &slot, model.path(), port))
             }
-            _ => ServerCommand::vllm(&settings, limits, &slot, model.path(), port, &modules),
+            _ => {
+                let command = ServerCommand::vllm(&settings, limits, &slot, model.path(), port, &modules)?;
+                Ok(match adapters {
+                    Some(slots) => command.with_adapters(slots),
+                    None => command,
+                })
+            }
         };
         let name = format!("replica {server}");
         let log = Some(logs.join(format!("replica-{server}.log")));

@@ -2,9 +2,13 @@
 
 use rloom_config::Stage;
 use rloom_core::OnUpdate;
-use rloom_engine::{Backend, Form, RolloutEngineSettings, ServerSettings, WeightTransfer};
+use rloom_engine::{Backend, Form, LoraModule, RolloutEngineSettings, ServerSettings, WeightTransfer};
+use rloom_remote::max_lora_rank;
 
 use super::placement::{Offer, PlacementError, rank_places, ranks, server_places};
+
+/// Most versions of an adapter for which a server has room; completions of others wait.
+const MOST_VERSIONS: usize = 16;
 
 /// The form that a stage asks for.
 ///
@@ -14,12 +18,15 @@ pub(super) fn form(stage: &Stage, most_ranks: usize, offer: &Offer) -> Result<Fo
     else {
         return Ok(Form::Folder);
     };
+    if stage.rollout.as_ref().is_some_and(|rollout| served_rank(stage, &rollout.engine).is_some()) {
+        return Ok(Form::Adapter);
+    }
     let reason = no_turns(stage, settings, is_vllm, offer);
     if let Some(reason) = reason.filter(|_| settings.sleep) {
         return Err(PlacementError::Sleep { reason });
     }
     let form = match settings.weights {
-        WeightTransfer::Folder => return Ok(Form::Folder),
+        WeightTransfer::Folder | WeightTransfer::Merged => return Ok(Form::Folder),
         WeightTransfer::Nccl => Form::Nccl,
         WeightTransfer::Ipc => Form::Ipc,
     };
@@ -28,6 +35,26 @@ pub(super) fn form(stage: &Stage, most_ranks: usize, offer: &Offer) -> Result<Fo
         Some(reason) => Err(PlacementError::Weights { form, reason }),
         None => Ok(form),
     }
+}
+
+/// Rank of the adapters that servers get without their base; `None` for servers that get whole models.
+pub(super) fn served_rank(stage: &Stage, engine: &RolloutEngineSettings) -> Option<usize> {
+    let (RolloutEngineSettings::Vllm(settings), Some(lora)) = (engine, &stage.trainer.lora) else {
+        return None;
+    };
+    // vLLM adapts heads of few models, and computes no DoRA. A server that sleeps loses its base.
+    let is_served = settings.weights == WeightTransfer::Folder
+        && !settings.sleep
+        && !lora.dora
+        && !lora.targets.contains(&LoraModule::LmHead);
+    (is_served && max_lora_rank(lora.rank).is_some()).then_some(lora.rank)
+}
+
+/// Versions of the adapter that completions of a stage use at a time: those in flight, the newest, and one that begins.
+pub(super) fn versions_in_use(stage: &Stage) -> usize {
+    let schedule = stage.schedule();
+    let staleness = if schedule.overlaps() { schedule.max_staleness as usize } else { 0 };
+    (staleness + 2).min(MOST_VERSIONS)
 }
 
 /// Settings of servers, and true for those of vLLM.
@@ -59,7 +86,7 @@ fn obstacle(
         return Some("ranks of the Megatron backend write folders alone");
     }
     if stage.trainer.lora.is_some() {
-        return Some("an adapter is merged with its base in folders alone");
+        return Some("adapters are handed over as folders alone");
     }
     if !offer.has_gpus() {
         return Some("this machine has no GPU");

@@ -69,13 +69,17 @@ impl<F: EngineFactory> Run<'_, '_, F> {
 
     /// Builds the rollout engine of a stage; `None` if it neither samples nor evaluates. A stage that does not sample
     /// evaluates the main policy in all roles.
-    pub(super) fn rollout_engine(&self, stage: &StageConfig) -> Result<Option<Arc<Router<F>>>, RunError> {
+    pub(super) fn rollout_engine(
+        &self,
+        stage: &StageConfig,
+        start: &StageStart,
+    ) -> Result<Option<Arc<Router<F>>>, RunError> {
         let settings = rollout_settings(stage, self.config.eval.as_ref(), self.inputs.threads);
         let Some(settings) = settings else { return Ok(None) };
         Ok(Some(Arc::new(if stage.rollout.is_some() {
-            self.policies.rollout(self.engines, &settings)?
+            self.policies.rollout(self.engines, &settings, stage, start)?
         } else {
-            PolicyRouter::new(self.engines.rollout(&settings)?)
+            PolicyRouter::new(self.engines.rollout_of_stage(&settings, stage, start)?)
         })))
     }
 

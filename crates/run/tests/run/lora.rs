@@ -128,6 +128,13 @@ fn a_stage_continues_an_adapter() {
     let error = continued("run.name=other", "trainer.lora={rank=8}").unwrap_err();
     assert!(matches!(error, RunError::OtherAdapter { .. }), "{error}");
     continued("run.name=same", "trainer.lora={rank=4}").unwrap();
+    // DoRA, which is merged when it is read, does not become a base unnoticed.
+    let settings = adapter.join("adapter_config.json");
+    let plain = fs::read_to_string(&settings).unwrap();
+    fs::write(&settings, plain.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();
+    let error = continued("run.name=dora", "trainer.lora={rank=4}").unwrap_err();
+    assert!(matches!(error, RunError::DoraStart { .. }), "{error}");
+    fs::write(&settings, plain).unwrap();
     let merged = directory.path().join("export");
     fs::create_dir(&merged).unwrap();
     last.merged().save(&merged, &GenerationConfig::default()).unwrap();

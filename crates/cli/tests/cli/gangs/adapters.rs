@@ -133,5 +133,12 @@ fn ranks_train_an_adapter_that_this_process_samples() {
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn weights_with_dora_are_sampled_merged() {
-    check(&train("dora", "{rank=4,dora=true}", "trainer.ranks=1"));
+    let run = train("dora", "{rank=4,dora=true}", "trainer.ranks=1");
+    check(&run);
+    let latest = ["--merge", "--checkpoint", "latest", "--out", "out"];
+    let arguments: Vec<&str> = ["export", "runs/gang", "model"].into_iter().chain(latest).collect();
+    succeeded(&run.finish(run.start(&arguments)));
+    let merged = Model::load(&run.sandbox.path("out")).unwrap();
+    let read = Model::load(&run.sandbox.path("runs/gang/checkpoints/dpo-step-000002")).unwrap();
+    assert!(merged.named_tensors().zip(read.named_tensors()).all(|((_, a), (_, b))| a == b));
 }

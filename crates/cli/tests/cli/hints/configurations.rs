@@ -97,8 +97,6 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&[ADAPTER], &[NO_NEW, FOLDER, "trainer.lora={rank=2}"]]),
     mistake("set `{} = \"own\"`", &[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=shared"], "set `stage.rl.algorithm.critic.backbone = \"own\"`",
         &[&[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=own"]]),
-    mistake("set `{} = \"embedded\"`, or train without `lora`", &[ADAPTER, "rollout.engine=vllm"], "set `rollout.engine = \"embedded\"`, or train without `lora`",
-        &[&[ADAPTER, "rollout.engine=embedded"], &["rollout.engine=vllm"]]),
     // Reward models
     mistake("set `{} = \"{start}\"`", &["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}"], "set `stage.rl.from = \"model\"`",
         &[&["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}", "stage.rl.from=model"]]),

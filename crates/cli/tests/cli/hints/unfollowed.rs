@@ -9,6 +9,7 @@ pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
         "an_adapter_is_not_the_base_of_others",
     ),
     ("RunError::AdapterStart", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
+    ("RunError::DoraStart", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
     ("RunError::OtherAdapter", "crates/run/tests/run/lora.rs", "a_stage_continues_an_adapter"),
     (
         "RunError::InitialModelChanged",

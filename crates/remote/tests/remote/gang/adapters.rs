@@ -26,7 +26,7 @@ fn embedded(folder: &Path, lora: &LoraSettings) -> EmbeddedTrainEngine {
 }
 
 fn with_adapter(settings: GangSettings, lora: LoraSettings, start: &Path) -> GangSettings {
-    let lora = GangLora { settings: lora, seed: 7, start: start.to_owned(), merges: false };
+    let lora = GangLora { settings: lora, seed: 7, start: start.to_owned() };
     GangSettings { lora: Some(lora), reference: Some(start.to_owned()), ..settings }
 }
 
@@ -117,8 +117,8 @@ fn adapters_move_between_engines_and_ranks() {
     assert_eq!(Model::base_of(&checkpoint).unwrap(), Some(base));
     let digest = gang.digest().unwrap();
     assert_eq!(rloom_embedded::digest(&stored), digest);
-    let published = gang.publish(PolicyVersion(2), Form::Folder).unwrap();
-    let PublishedWeights::Folder(of_publication) = &published.weights else { unreachable!() };
+    let published = gang.publish(PolicyVersion(2), Form::Adapter).unwrap();
+    let PublishedWeights::Adapter(of_publication) = &published.weights else { unreachable!() };
     let read = Model::load(of_publication.path()).unwrap();
     assert_eq!((published.digest, rloom_embedded::digest(&read)), (digest, digest));
 
@@ -128,10 +128,8 @@ fn adapters_move_between_engines_and_ranks() {
     train(&mut gang, 2..4);
     assert_eq!(gang.digest().unwrap(), end, "restored onto two ranks");
 
-    let mut merging = GangSettings { ranks: 1, ..new };
-    merging.lora.as_mut().unwrap().merges = true;
     drop(gang);
-    let mut gang = start(merging);
+    let mut gang = start(GangSettings { ranks: 1, ..new });
     gang.restore(&checkpoint).unwrap();
     let published = gang.publish(PolicyVersion(2), Form::Folder).unwrap();
     let PublishedWeights::Folder(of_publication) = &published.weights else { unreachable!() };

@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     InventsVersions,
     /// Log-probabilities as vLLM writes NaN.
     Nan,
+    /// Answers with the base where a request names an adapter.
+    AnswersByBase,
     /// `null` as log-probability.
     Null,
     /// Token ids that the model does not have.

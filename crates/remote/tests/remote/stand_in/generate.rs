@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::faults::Fault;
-use super::model::{VOCABULARY, mix};
+use super::model::{VOCABULARY, Weights, mix};
 use super::{CONTEXT, Paused, World};
 
 /// A request that is being computed or waits.
@@ -16,6 +16,8 @@ pub(crate) struct Running {
     pub(crate) id: String,
     pub(crate) is_aborted: bool,
     pub(crate) is_admitted: bool,
+    /// Weights of its own instead of those of the server.
+    pub(crate) adapter: Option<Weights>,
 }
 
 /// Removes a request when it ends or its client is gone.
@@ -104,8 +106,18 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
     {
         return (400, json!({ "error": { "message": "bad prompt", "code": 400 } }));
     }
+    let adapter = match body["model"].as_str() {
+        None => None,
+        Some(name) => match world.lock().unwrap().adapters.get(name) {
+            None => return (404, json!({ "error": { "message": "the model does not exist", "code": 404 } })),
+            adapter => adapter.copied(),
+        },
+    };
     let id = format!("generate-tokens-{}", body["request_id"].as_str().unwrap());
     let mut registered = register(world, id.clone(), &prompt);
+    if let Some(running) = world.lock().unwrap().running.get_mut(&registered.number) {
+        running.adapter = adapter;
+    }
     let (tokens, logprobs, versions, reason) = decode(world, registered.number, &prompt, &params).await;
     let service = world.lock().unwrap().service;
     if let Some(service) = service {
@@ -121,6 +133,8 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
         .collect();
     let spans = spans_of(&versions);
     let mut tokens = tokens;
+    let of_base = adapter.is_none() || faults.has(Fault::AnswersByBase);
+    let model = if of_base { &json!("model") } else { &body["model"] };
     let (mut id, mut spans) = (json!(id), json!(spans));
     if !tokens.is_empty() {
         if faults.has(Fault::Nan) {
@@ -156,7 +170,7 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
         id = json!("generate-tokens-another");
     }
     let prompt_logprobs = body["sampling_params"]["prompt_logprobs"].is_number().then(|| {
-        let scores = world.weights.score(&prompt, 1.0).into_iter();
+        let scores = adapter.unwrap_or(world.weights).score(&prompt, 1.0).into_iter();
         let row =
             |(token, logprob): (&u32, f32)| json!({ token.to_string(): { "logprob": logprob, "rank": 1 } });
         let rows = prompt[1..].iter().zip(scores).map(row);
@@ -168,7 +182,7 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
     });
     (
         200,
-        json!({ "request_id": id, "choices": [choice], "prompt_logprobs": prompt_logprobs, "output_mode": "tokens" }),
+        json!({ "request_id": id, "model": model, "choices": [choice], "prompt_logprobs": prompt_logprobs, "output_mode": "tokens" }),
     )
 }
 
@@ -190,7 +204,7 @@ pub(super) fn register(world: &Arc<Mutex<World>>, id: String, prompt: &[u32]) ->
     state.next += 1;
     state.prompts.push(prompt.to_vec());
     let is_admitted = state.paused.is_none();
-    state.running.insert(number, Running { id, is_aborted: false, is_admitted });
+    state.running.insert(number, Running { id, is_aborted: false, is_admitted, adapter: None });
     Registered { world: Arc::clone(world), number, is_done: false }
 }
 
@@ -229,7 +243,8 @@ pub(super) async fn decode(
         {
             let mut world = world.lock().unwrap();
             world.admitted += u64::from(made == 0);
-            let full = world.weights.logprobs(&all, params.temperature);
+            let weights = world.running[&number].adapter.unwrap_or(world.weights);
+            let full = weights.logprobs(&all, params.temperature);
             let token = params.sample(&full, made);
             logprobs.push(full[token as usize] as f32);
             versions.push(world.label.clone());

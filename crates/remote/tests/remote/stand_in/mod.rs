@@ -2,6 +2,7 @@
 //!
 //! Requests may only have the fields of `tests/fields/*.json`, which `tests/fields/check.py` compares with the packages.
 
+mod adapters;
 pub(crate) mod faults;
 mod generate;
 pub(crate) mod gpu;
@@ -73,7 +74,11 @@ enum Channel {
 pub(crate) struct World {
     protocol: Protocol,
     weights: Weights,
-    label: String,
+    pub(crate) label: String,
+    /// Adapters by name.
+    pub(crate) adapters: BTreeMap<String, Weights>,
+    /// Largest rank of an adapter; 0 if the server serves none.
+    pub(crate) max_adapter_rank: usize,
     /// Weights and label that were received and not finished.
     update: Option<(Option<Weights>, String)>,
     is_initialized: bool,
@@ -146,6 +151,8 @@ impl StandIn {
             protocol,
             weights: Weights([0, 0]),
             label: "default".to_owned(),
+            adapters: BTreeMap::new(),
+            max_adapter_rank: 0,
             update: None,
             is_initialized: false,
             channel: None,
@@ -184,6 +191,13 @@ impl StandIn {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap()
+    }
+
+    /// A server of adapters up to rank 16.
+    pub(crate) fn of_adapters(port: u16) -> Self {
+        let stand_in = Self::at(port, Protocol::Vllm);
+        stand_in.lock().max_adapter_rank = 16;
+        stand_in
     }
 
     /// Lets a fault occur a number of times.
@@ -311,10 +325,12 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
         "/collective_rpc" => {
             assert_eq!(body["method"], "rloom_describe");
             let world = world.lock().unwrap();
+            let loaded = if world.label == "default" { "" } else { &world.label };
             let description = json!({
-                "protocol": 2, "version": "0.32.0+cpu", "loaded": world.label, "full_softmax": true,
+                "protocol": 3, "version": "0.32.0+cpu", "loaded": loaded, "full_softmax": true,
                 "logprobs_mode": "processed_logprobs", "max_model_len": CONTEXT,
                 "max_num_seqs": world.max_num_seqs, "vocabulary": VOCABULARY,
+                "max_adapter_rank": world.max_adapter_rank,
             });
             (200, json!({ "results": vec![description; world.workers] }))
         }
@@ -343,6 +359,9 @@ async fn answer(world: &Arc<Mutex<World>>, request: Request) -> (u16, Value) {
         }
         "/start_weight_update" | "/update_weights" | "/finish_weight_update" => {
             update(&mut world.lock().unwrap(), &path, &body)
+        }
+        "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/models" => {
+            adapters::answer(&mut world.lock().unwrap(), &path, &body)
         }
         "/pause" => {
             let mode = match query.as_str() {

@@ -109,7 +109,10 @@ impl Placement {
     /// The placement of a stage; none if it uses the embedded engines alone.
     pub fn of(config: &Config, stage: &Stage, offer: &Offer) -> Result<Option<Self>, PlacementError> {
         let most_ranks = most_ranks(config);
-        let weights = transfer::form(stage, most_ranks, offer)?;
+        let weights = match transfer::form(stage, most_ranks, offer)? {
+            Form::Adapter if !config.policies.is_empty() => Form::Folder,
+            form => form,
+        };
         let mut roles = Vec::new();
         for (role, places) in model_places(stage, offer)? {
             roles.push(PlacedRole { role: role.to_owned(), processes: places.len(), places });

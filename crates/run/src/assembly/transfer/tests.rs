@@ -131,3 +131,35 @@ fn servers_sleep_on_one_gpu() {
         placed(&[&awake[..], &[SHARED]].concat(), machine).unwrap();
     }
 }
+
+/// vLLM serves adapters of its ranks by name. What it does not serve is added to the base.
+#[test]
+fn adapters_go_to_vllm_without_their_base() {
+    const LORA: &str = "trainer.lora={rank=12}";
+    let text = RECIPE.lines().skip(1).collect::<Vec<_>>().join("\n");
+    let text = format!("model.path = 'model'\n{text}");
+    let placed = |overrides: &[&str]| {
+        let config = Config::from_text("test.toml", &text, overrides);
+        let config = config.map_err(|errors| errors.to_string()).unwrap();
+        let stage = &config.stages[0];
+        let rank = stage.rollout.as_ref().and_then(|rollout| served_rank(stage, &rollout.engine));
+        let form = Placement::of(&config, stage, &Slots::Gpus(2).into());
+        (rank, form.unwrap().map_or(Form::Folder, |own| own.weights), versions_in_use(stage))
+    };
+    assert_eq!(placed(&[VLLM, LORA]), (Some(12), Form::Adapter, 2));
+    assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=1"]), (Some(12), Form::Adapter, 3));
+    assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=99"]).2, MOST_VERSIONS);
+    let merged: [&[&str]; 7] = [
+        &[TORCH, VLLM],
+        &[TORCH, "rollout.engine=sglang", LORA],
+        &[TORCH, VLLM, LORA, "rollout.weights=merged"],
+        &[TORCH, VLLM, LORA, "rollout.sleep=true"],
+        &[TORCH, VLLM, "trainer.lora={dora=true}"],
+        &[VLLM, "trainer.lora={targets=['q_proj','lm_head']}"],
+        &[TORCH, VLLM, "trainer.lora={rank=513}"],
+    ];
+    for overrides in merged {
+        assert_eq!((placed(overrides).0, placed(overrides).1), (None, Form::Folder), "{overrides:?}");
+    }
+    assert_eq!(placed(&[TORCH, VLLM, "trainer.lora={rank=512}"]).0, Some(512));
+}
