@@ -30,9 +30,7 @@ def choose_layout(model: ScoringModel, dtype: torch.dtype) -> Layout:
     alone = [whole.only([i]) for i in range(len(LENGTHS))]
     with torch.no_grad():
         model.set_layout("unpacked")
-        expected = (
-            None if model.is_classifier else torch.cat([_of_own_head(model, batch) for batch in alone])
-        )
+        expected = None if model.is_classifier else torch.cat([_of_own_head(model, batch) for batch in alone])
         single = [_vector(model(batch)) for batch in alone]
         if expected is not None:
             off = _difference(

@@ -119,9 +119,9 @@ fn check_trainer(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem
                 Code::Conflict,
                 "reward models are trained by the embedded engine or PyTorch's own ranks",
             )
-                .at(section.trainer.origin_or_table("backend"), "")
-                .at_if_set(section.keys.origin("method"), format!("the method is {method}"))
-                .hint(format!("set `{} = \"torch\"` for this stage", section.trainer.name("backend"))),
+            .at(section.trainer.origin_or_table("backend"), "")
+            .at_if_set(section.keys.origin("method"), format!("the method is {method}"))
+            .hint(format!("set `{} = \"torch\"` for this stage", section.trainer.name("backend"))),
         );
     }
 }

@@ -137,7 +137,12 @@ fn inputs(batches: &[PackedBatch]) -> Vec<LossInputs> {
             old_value: of(-0.2),
             outcome: Some(batch.keys.iter().map(|key| f32::from(u8::from(key.sample % 2 == 0))).collect()),
             margin: Some(batch.keys.iter().map(|key| 0.2 * (key.ticket.0 % 3) as f32).collect()),
-            steps: batch.sequences.iter().zip(&batch.keys).map(|(rows, key)| steps(rows.len(), key)).collect(),
+            steps: batch
+                .sequences
+                .iter()
+                .zip(&batch.keys)
+                .map(|(rows, key)| steps(rows.len(), key))
+                .collect(),
             ..LossInputs::default()
         }
     };
