@@ -1,4 +1,5 @@
-"""A LangGraph agent with a calculator, which leases its episodes. Needs langgraph, langchain-openai and rloom.
+"""A LangGraph agent with a calculator, which leases its episodes. Needs the packages langgraph, langchain-openai
+and rloom.
 
     rloom train recipes/agent-tools.toml
     python recipes/langgraph_agent.py runs/agent-tools/agents/lease.json

@@ -19,6 +19,7 @@ mod jail;
 mod lease;
 mod log;
 mod process;
+mod redact;
 mod relay;
 mod reward;
 mod runner;

@@ -11,6 +11,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use crate::redact::Redactor;
+
 /// Largest log in bytes; the rest of an output is counted.
 const MAX_BYTES: u64 = 1 << 20;
 /// Bytes of the end of an output that errors can quote.
@@ -63,7 +65,7 @@ impl Logs {
         // One of the same name, of an earlier evaluation, is replaced: it is not one to remove any more.
         lock(&self.others).retain(|other| *other != path);
         let file = fs::create_dir_all(&self.folder).and_then(|()| File::create(&path)).ok();
-        Log { path: file.is_some().then_some(path), file, output: Output::default() }
+        Log { path: file.is_some().then_some(path), file, ..Log::default() }
     }
 
     /// Keeps the log of an agent that has ended, and removes the oldest one above the limit. Returns its path.
@@ -99,10 +101,16 @@ fn rename(path: &Path) -> PathBuf {
 pub(crate) struct Log {
     file: Option<File>,
     path: Option<PathBuf>,
+    redactor: Redactor,
     output: Output,
 }
 
 impl Log {
+    /// The log without a secret.
+    pub(crate) fn without(self, secret: &str) -> Self {
+        Self { redactor: Redactor::new(secret), ..self }
+    }
+
     /// The output as it is read elsewhere.
     pub(crate) fn output(&self) -> Output {
         lock(&self.output.0.path).clone_from(&self.path);
@@ -112,28 +120,38 @@ impl Log {
     /// Reads an output to its end.
     pub(crate) fn collect(mut self, mut output: impl Read) {
         let mut buffer = vec![0; 16 << 10];
-        let (mut written, mut omitted) = (0, 0);
+        let mut sizes = (0, 0);
         loop {
-            let bytes = match output.read(&mut buffer) {
+            match output.read(&mut buffer) {
                 Ok(0) => break,
-                Ok(read) => &buffer[..read],
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Ok(read) => {
+                    let bytes = self.redactor.push(&buffer[..read]);
+                    self.keep(&bytes, &mut sizes);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => break,
-            };
-            self.output.add(bytes);
-            let room = (MAX_BYTES - written).min(bytes.len() as u64);
-            if let Some(file) = &mut self.file
-                && file.write_all(&bytes[..room as usize]).is_err()
-            {
-                self.file = None;
             }
-            (written, omitted) = (written + room, omitted + bytes.len() as u64 - room);
         }
+        let bytes = self.redactor.finish();
+        self.keep(&bytes, &mut sizes);
+        let omitted = sizes.1;
         if let (Some(file), true) = (&mut self.file, omitted > 0) {
             let _ = writeln!(file, "\n[{omitted} bytes more]");
         }
         self.output.0.is_complete.store(true, Ordering::SeqCst);
         self.output.0.completed.notify_one();
+    }
+
+    /// Adds bytes, of which the file has those before its limit. `sizes` counts those that are written and omitted.
+    fn keep(&mut self, bytes: &[u8], (written, omitted): &mut (u64, u64)) {
+        self.output.add(bytes);
+        let room = (MAX_BYTES - *written).min(bytes.len() as u64);
+        if let Some(file) = &mut self.file
+            && file.write_all(&bytes[..room as usize]).is_err()
+        {
+            self.file = None;
+        }
+        (*written, *omitted) = (*written + room, *omitted + bytes.len() as u64 - room);
     }
 }
 

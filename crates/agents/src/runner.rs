@@ -130,6 +130,7 @@ impl AgentRunner {
         let environment = self.variables(episode.task, &session)?;
         let log =
             self.logs.as_ref().map_or_else(Log::default, |logs| logs.begin(&log_name(episode.key, attempt)));
+        let log = log.without(session.token());
         let output = log.output();
         let mut process = self.launch(environment, log)?;
         watch.enter(Phase::Running);

@@ -1,7 +1,7 @@
 //! Errors of requests, in the form of each API.
 
 use hyper::StatusCode;
-use rloom_engine::RolloutError;
+use rloom_engine::{InvalidReason, RolloutError};
 use serde_json::{Value, json};
 
 /// Seconds after which a refused client should try again.
@@ -80,6 +80,11 @@ impl Problem {
 
     /// A failure of the engine.
     pub(crate) fn of_engine(error: &RolloutError) -> Self {
+        if let RolloutError::InvalidRequest { reason: InvalidReason::UnknownToken { token, vocabulary }, .. } = error
+        {
+            let message = format!("has token {token}, but the model has {vocabulary} tokens, which begin at 0");
+            return Self::field("prompt", message);
+        }
         let kind = match error {
             RolloutError::InvalidRequest { .. } | RolloutError::Setting(_) => ProblemKind::Invalid,
             RolloutError::Timeout { .. } => ProblemKind::TimedOut,
