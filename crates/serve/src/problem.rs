@@ -80,9 +80,13 @@ impl Problem {
 
     /// A failure of the engine.
     pub(crate) fn of_engine(error: &RolloutError) -> Self {
-        if let RolloutError::InvalidRequest { reason: InvalidReason::UnknownToken { token, vocabulary }, .. } = error
+        if let RolloutError::InvalidRequest {
+            reason: InvalidReason::UnknownToken { token, vocabulary },
+            ..
+        } = error
         {
-            let message = format!("has token {token}, but the model has {vocabulary} tokens, which begin at 0");
+            let message =
+                format!("has token {token}, but the model has {vocabulary} tokens, which begin at 0");
             return Self::field("prompt", message);
         }
         let kind = match error {
