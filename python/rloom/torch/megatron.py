@@ -119,8 +119,9 @@ class MegatronEngine(Engine):
             count = sum(batch.lengths[sequence] for sequence in parts.trained)
             skipped = sum(batch.lengths) - count
             results[i] = Trained(micro_batch, coefficients.terms, count, skipped)
-            is_trained = with_graph is not None and len(parts.trained) > 0
-            return coefficients.of(batch, parts.trained, with_graph) if is_trained else None
+            if with_graph is None or not len(batch.scored_of(parts.trained)):
+                return None
+            return coefficients.of(batch, parts.trained, with_graph)
 
         self._run(
             self.megatron,
