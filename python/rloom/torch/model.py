@@ -67,6 +67,9 @@ class ScoringModel(nn.Module):
 
     def __init__(self, hf: PreTrainedModel, heads: Heads, lora: LoraSettings | None = None) -> None:
         super().__init__()
+        # Batches have no padding: the padding token is learned like any other.
+        embeddings: Any = hf.get_input_embeddings()
+        embeddings.padding_idx = None
         self.hf = hf
         #: Configuration of the adapter that is trained instead of the weights.
         self.adapter: Any = None if lora is None else adapter.add_adapter(hf, lora)

@@ -5,6 +5,9 @@ use rloom_ops::Buf;
 use super::{AdapterError, Factors, LoraConfig, LoraTarget, Projection};
 use crate::ModelConfig;
 
+/// Reads a target's magnitudes below a prefix.
+type Read<'a> = dyn FnMut(&str, LoraTarget) -> Result<Vec<f32>, AdapterError> + 'a;
+
 /// Magnitudes of the adapted layers, in the order of the targets.
 #[derive(Debug)]
 pub(crate) struct Magnitudes {
@@ -19,7 +22,7 @@ impl Magnitudes {
     pub(crate) fn of(
         model: &ModelConfig,
         config: &LoraConfig,
-        read: &mut dyn FnMut(&str, LoraTarget) -> Result<Vec<f32>, AdapterError>,
+        read: &mut Read<'_>,
     ) -> Result<Self, AdapterError> {
         let mut below = |prefix: &str, projection: Option<Projection>| {
             let of = config.targets.iter().filter(|target| target.projection() == projection);

@@ -26,7 +26,7 @@ impl Adapters {
 
 impl Supervisor {
     /// Refuses a server that cannot serve adapters of a rank over the base.
-    pub(super) fn check_adapters(&self, server: &Description, rank: usize) -> Result<(), Failure> {
+    pub(super) fn check_adapters(server: &Description, rank: usize) -> Result<(), Failure> {
         let has = server.max_adapter_rank;
         if has == 0 {
             return Err(Failure::Unsuitable(format!(
@@ -109,7 +109,7 @@ impl Supervisor {
             self.server.pause(pause, self.control()).await?;
         }
         let is_new = !self.adapters.lock().contains_key(&label);
-        if let Some(((local, server), _)) = local.zip(self.server.vllm_client()).zip(is_new.then_some(())) {
+        if is_new && let Some((local, server)) = local.zip(self.server.vllm_client()) {
             let deadline = Instant::now() + self.shared.timings.load;
             server.load_adapter(local.path(), label, deadline).await?;
             self.adapters.lock().insert(label, local);

@@ -262,7 +262,7 @@ impl Supervisor {
         }
         self.change(|replica| replica.workers = server.workers);
         if let Some(rank) = self.shared.adapter_rank {
-            self.check_adapters(&server, rank)?;
+            Self::check_adapters(&server, rank)?;
             self.forget_adapters().await.map_err(failed)?;
         }
         let (target, generation) = self.shared.target();
