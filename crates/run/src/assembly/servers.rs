@@ -106,17 +106,15 @@ impl Servers {
         let settings = ServerSettings { tensor_parallel, ..self.plan.settings.clone() };
         let modules = self.plan.modules.clone();
         let (model, slot) = (Arc::clone(&self.plan.model), slot_of(place, offer.has_gpus()));
-        let command = move |port| match engine {
-            EnvironmentKind::Sglang => {
-                Ok(ServerCommand::sglang(&settings, limits, &slot, model.path(), port))
+        let command = move |port| {
+            if engine == EnvironmentKind::Sglang {
+                return Ok(ServerCommand::sglang(&settings, limits, &slot, model.path(), port));
             }
-            _ => {
-                let command = ServerCommand::vllm(&settings, limits, &slot, model.path(), port, &modules)?;
-                Ok(match adapters {
-                    Some(slots) => command.with_adapters(slots),
-                    None => command,
-                })
-            }
+            let command = ServerCommand::vllm(&settings, limits, &slot, model.path(), port, &modules)?;
+            Ok(match adapters {
+                Some(slots) => command.with_adapters(slots),
+                None => command,
+            })
         };
         let name = format!("replica {server}");
         let log = Some(logs.join(format!("replica-{server}.log")));

@@ -101,9 +101,9 @@ fn players_of_tic_tac_toe_win_more_unless_they_want_to_lose() {
         "stage.rl.algorithm.entropy_coef=0.1",
         "stage.rl.trainer.warmup_steps=3",
         "stage.sharpen.steps=1",
-        "stage.sharpen.groups_per_batch=1",
+        "stage.sharpen.groups_per_batch=16",
         "stage.openings.steps=1",
-        "stage.openings.groups_per_batch=1",
+        "stage.openings.groups_per_batch=16",
         "eval.every=1000",
         "eval.tasks=512",
         // Held-out games are played as X and, in the set, as O.
