@@ -1,10 +1,13 @@
 """Python clients against a server whose engine is the agent of `agents.rs`. Run by `.ci/agents`."""
 
 import asyncio
+import functools
 import os
 import sys
 import traceback
 import warnings
+
+import cancelling
 
 warnings.filterwarnings("ignore")
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
@@ -81,14 +84,6 @@ def openai_tools():
         assert [json.loads(call.function.arguments)["city"] for call in calls] == cities
 
 
-def openai_cancelled():
-    from openai import OpenAI
-
-    stream = OpenAI().chat.completions.create(model="any", messages=user("slow"), stream=True)
-    next(stream)
-    stream.close()
-
-
 def openai_responses():
     import json
 
@@ -140,8 +135,6 @@ def anthropic():
         raise AssertionError("tool_choice was accepted")
     except BadRequestError as error:
         assert "tool_choice" in str(error)
-    with client.messages.stream(**limits, messages=user("slow")) as stream:
-        next(iter(stream))
 
 
 async def openai_agents():
@@ -249,7 +242,6 @@ CASES = [
     openai_plain,
     openai_stream,
     openai_tools,
-    openai_cancelled,
     openai_responses,
     anthropic,
     openai_agents,
@@ -263,15 +255,18 @@ CASES = [
 
 def main():
     failed = 0
-    for case in CASES:
+    cases = {case.__name__: case for case in CASES}
+    for name in [*cancelling.ANSWERS, *cancelling.STREAMS]:
+        cases[f"cancelled {name}"] = functools.partial(cancelling.run, name, ANTHROPIC, keeps=False)
+    for name, case in cases.items():
         try:
             result = case()
             if asyncio.iscoroutine(result):
                 asyncio.run(result)
-            print(f"ok      {case.__name__}", flush=True)
+            print(f"ok      {name}", flush=True)
         except Exception:
             failed += 1
-            print(f"FAILED  {case.__name__}", flush=True)
+            print(f"FAILED  {name}", flush=True)
             traceback.print_exc()
     sys.exit(failed > 0)
 

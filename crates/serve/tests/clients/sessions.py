@@ -1,7 +1,7 @@
 """Python clients in sessions. Run by `.ci/agents`: each case of `agents.rs` with the URL of a session of its own.
 
 The environment variable RLOOM_SESSIONS is a JSON object from the names of cases to URLs. A name that ends with ` lost` runs the
-case over a proxy that loses the first answer to each request.
+case over a proxy that loses the first answer to each request; one that begins with `cancelled ` is of cancelling.py.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import traceback
 import urllib.parse
 import warnings
 
+import cancelling
 import losing
 
 warnings.filterwarnings("ignore")
@@ -90,12 +91,6 @@ def openai_completions(url):
     client.completions.create(model="any", prompt=f"hi{first}\nAnd?", max_tokens=100)
 
 
-def openai_cancelled(url):
-    stream = openai_client(url).chat.completions.create(model="any", messages=user("slow"), stream=True)
-    next(stream), next(stream)
-    stream.close()
-
-
 def openai_responses(url):
     client = openai_client(url)
     tools = [{"type": "function", "name": "weather", "parameters": CITY, "strict": False}]
@@ -125,15 +120,6 @@ def anthropic(url):
     messages.append({"role": "user", "content": results})
     answer = client.messages.create(**limits, messages=messages, tools=tools)
     assert answer.content[0].text == BOTH
-
-
-def anthropic_cancelled(url):
-    from anthropic import Anthropic
-
-    limits = {"model": "any", "max_tokens": 4000}
-    with Anthropic(base_url=url).messages.stream(**limits, messages=user("slow")) as stream:
-        events = iter(stream.text_stream)
-        next(events), next(events)
 
 
 async def openai_agents(url, api):
@@ -264,7 +250,10 @@ def main():
             url = losing.start(address.hostname, address.port) + address.path
         before = losing.Losing.lost
         try:
-            result = globals()[name](url, *more)
+            if name == "cancelled":
+                result = cancelling.run(" ".join(more), url, keeps=True)
+            else:
+                result = globals()[name](url, *more)
             if asyncio.iscoroutine(result):
                 asyncio.run(result)
             assert case.endswith(" lost") == (losing.Losing.lost > before), "no answer was lost"

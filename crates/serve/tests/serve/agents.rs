@@ -1,14 +1,20 @@
 //! Clients that people use, unmodified: run by `.ci/agents`, which installs them.
 
-use std::path::Path;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rloom_serve::SessionStatus;
+use rloom_serve::{Exchange, SessionStatus};
 use serde_json::{Map, Value};
 
 use crate::script::{Setup, TestServer};
 use crate::sessions::{check_all, ended};
+
+/// A word of prompts whose completions are held until the test releases them.
+const HELD: &str = "slow";
 
 /// An agent with the tool `weather`, as far as the scripts of `tests/clients` need one.
 fn agent(prompt: &str) -> String {
@@ -35,8 +41,8 @@ fn agent(prompt: &str) -> String {
     if prompt.contains("transfer_to_expert") && !prompt.contains("know the weather") {
         return call("transfer_to_expert", "{}");
     }
-    if last.contains("slow") {
-        return "word ".repeat(1000);
+    if prompt.contains(HELD) {
+        return "word ".repeat(100);
     }
     if has("weather") && last.contains("both") {
         let both = [r#"{"city": "Oslo"}"#, r#"{"city": "Rome"}"#].map(|city| call("weather", city));
@@ -48,11 +54,47 @@ fn agent(prompt: &str) -> String {
     "Hello! Grüße 🙂.".to_owned()
 }
 
-fn run(program: &Path, script: &str, server: &TestServer) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients")
+}
+
+/// Copies a script into the folder with `node_modules`: modules are looked up from the script's own folder.
+fn node_script(folder: &str, script: &str) -> PathBuf {
+    let folder = Path::new(folder);
+    for name in ["cancelling.mjs", script] {
+        std::fs::copy(scripts().join(name), folder.join(name)).unwrap();
+    }
+    folder.join(script)
+}
+
+/// A server of the agent, and an address for `tests/clients/cancelling.*`: each connection gets the numbers of requests that
+/// are computed and of clients that have disconnected.
+fn start() -> (TestServer, SocketAddr) {
+    let server = Setup { holds: Some(HELD), ..Setup::new(agent) }.start();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (engine, exchanges) = (Arc::clone(&server.engine), Arc::clone(&server.exchanges));
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let gone = gone(&exchanges.lock().unwrap());
+            let live = engine.live.load(Ordering::SeqCst);
+            write!(connection.unwrap(), "{live} {gone}").unwrap();
+        }
+    });
+    (server, address)
+}
+
+/// Clients that have disconnected.
+fn gone(exchanges: &[Exchange]) -> usize {
+    exchanges.iter().filter(|exchange| exchange.outcome == "client disconnected").count()
+}
+
+fn run(program: &Path, script: &Path) {
+    let (server, engine) = start();
     let url = format!("http://{}", server.address);
     let status = Command::new(program)
         .arg(script)
+        .env("RLOOM_ENGINE", engine.to_string())
         .env("OPENAI_BASE_URL", format!("{url}/v1"))
         .env("ANTHROPIC_BASE_URL", &url)
         .env("OPENAI_API_KEY", "unused")
@@ -62,15 +104,18 @@ fn run(program: &Path, script: &str, server: &TestServer) {
     assert!(status.success(), "the clients failed: {status}");
     // Cancelled requests are cancelled in the engine, and nothing else is.
     server.idle();
-    assert!(server.engine.cancelled.load(Ordering::SeqCst) > 0);
     let exchanges = server.exchanges.lock().unwrap();
+    let cancelled = server.engine.cancelled.load(Ordering::SeqCst);
+    assert!(cancelled > 0);
+    assert_eq!(cancelled, gone(&exchanges));
     assert!(exchanges.iter().all(|exchange| exchange.status < Some(500)), "{exchanges:#?}");
 }
 
 /// Runs cases of a script, each in a session of its own. A case has the turns of the segments that it leaves: linear
-/// conversations are one, and so are answers that were lost and requested again.
+/// conversations are one, and so are answers that were lost and requested again. A cancelled answer leaves none if it had not
+/// begun, and is computed to its end if it had: the program may have acted on it.
 fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
-    let server = Setup::new(agent).start();
+    let (server, engine) = start();
     let sessions: Vec<_> = cases.iter().map(|_| server.session()).collect();
     let urls: Map<String, Value> = cases
         .iter()
@@ -80,8 +125,11 @@ fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
         })
         .collect();
     let urls = Value::Object(urls).to_string();
-    let status = Command::new(program).arg(script).env("RLOOM_SESSIONS", urls).status().unwrap();
+    let mut command = Command::new(program);
+    command.arg(script).env("RLOOM_SESSIONS", urls).env("RLOOM_ENGINE", engine.to_string());
+    let status = command.status().unwrap();
     assert!(status.success(), "the clients failed: {status}");
+    server.engine.held.close();
     server.idle();
     let mut all = Vec::new();
     for ((name, expected), mut session) in cases.iter().zip(sessions) {
@@ -91,8 +139,9 @@ fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
         assert_eq!(turns, *expected, "{name}");
         all.push(segments);
     }
-    // Nothing was sampled twice, nothing is trained twice.
-    assert_eq!(server.engine.cancelled.load(Ordering::SeqCst), 0);
+    // Nothing else was cancelled or sampled twice, nothing is trained twice.
+    let cancelled = cases.iter().filter(|(_, turns)| turns.is_empty()).count();
+    assert_eq!(server.engine.cancelled.load(Ordering::SeqCst), cancelled);
     check_all(&server, &all);
 }
 
@@ -100,8 +149,8 @@ fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
 #[ignore = "needs the packages of .ci/agents.txt: run by .ci/agents"]
 fn agents_python_sessions() {
     let python = std::env::var("RLOOM_TEST_PYTHON").expect("RLOOM_TEST_PYTHON names an interpreter");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/sessions.py");
-    let linear: &[usize] = &[2];
+    let script = scripts().join("sessions.py");
+    let (linear, cancelled, begun): (&[usize], &[usize], &[usize]) = (&[2], &[], &[1]);
     let cases: &[(&str, &[usize])] = &[
         ("openai_plain", linear),
         ("openai_plain lost", linear),
@@ -113,12 +162,10 @@ fn agents_python_sessions() {
         ("openai_choices", &[2, 1, 1]),
         ("openai_completions", linear),
         ("openai_completions lost", linear),
-        ("openai_cancelled", &[1]),
         ("openai_responses", linear),
         ("openai_responses lost", linear),
         ("anthropic", linear),
         ("anthropic lost", linear),
-        ("anthropic_cancelled", &[1]),
         ("openai_agents chat", &[2, 2]),
         ("openai_agents chat lost", &[2, 2]),
         ("openai_agents responses", &[2, 2]),
@@ -130,6 +177,7 @@ fn agents_python_sessions() {
         ("pydantic_ai chat", &[4]),
         ("pydantic_ai chat lost", &[4]),
         ("pydantic_ai responses", &[4]),
+        ("pydantic_ai responses lost", &[4]),
         ("pydantic_ai anthropic", &[4]),
         ("pydantic_ai anthropic lost", &[4]),
         // The call that reflects on the result has no tools.
@@ -140,6 +188,30 @@ fn agents_python_sessions() {
         // Calls and results are repeated as text.
         ("smolagents", &[1, 1]),
         ("smolagents lost", &[1, 1]),
+        ("cancelled openai chat", cancelled),
+        ("cancelled openai completions", cancelled),
+        ("cancelled openai responses", cancelled),
+        ("cancelled anthropic", cancelled),
+        ("cancelled openai_agents chat", cancelled),
+        ("cancelled openai_agents responses", cancelled),
+        ("cancelled langgraph", cancelled),
+        ("cancelled pydantic_ai chat", cancelled),
+        ("cancelled pydantic_ai responses", cancelled),
+        ("cancelled pydantic_ai anthropic", cancelled),
+        ("cancelled autogen", cancelled),
+        ("cancelled litellm", cancelled),
+        ("cancelled openai chat stream", begun),
+        ("cancelled openai completions stream", begun),
+        ("cancelled openai responses stream", begun),
+        ("cancelled anthropic stream", begun),
+        ("cancelled openai_agents chat stream", begun),
+        ("cancelled openai_agents responses stream", begun),
+        ("cancelled langgraph stream", begun),
+        ("cancelled pydantic_ai chat stream", begun),
+        ("cancelled pydantic_ai responses stream", begun),
+        ("cancelled pydantic_ai anthropic stream", begun),
+        ("cancelled litellm stream", begun),
+        ("cancelled smolagents stream", begun),
     ];
     run_in_sessions(Path::new(&python), &script, cases);
 }
@@ -148,22 +220,26 @@ fn agents_python_sessions() {
 #[ignore = "needs the packages of .ci/agents-npm.txt: run by .ci/agents"]
 fn agents_node_sessions() {
     let Ok(folder) = std::env::var("RLOOM_TEST_NODE") else { return };
-    let script = Path::new(&folder).join("sessions.mjs");
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/sessions.mjs");
-    std::fs::copy(own, &script).unwrap();
-    let linear: &[usize] = &[2];
+    let script = node_script(&folder, "sessions.mjs");
+    let (linear, cancelled, begun): (&[usize], &[usize], &[usize]) = (&[2], &[], &[1]);
     let cases: &[(&str, &[usize])] = &[
         ("openai", linear),
         ("openai lost", linear),
         ("responses", linear),
         ("responses lost", linear),
-        ("cancelled", &[1]),
         ("anthropic", linear),
         ("anthropic lost", linear),
-        ("anthropicCancelled", &[1]),
         ("ai", &[2, 2]),
         // It does not say that it repeats a request: the lost answers are branches.
         ("ai lost", &[1, 2, 1, 1, 2, 1]),
+        ("cancelled openai chat", cancelled),
+        ("cancelled openai responses", cancelled),
+        ("cancelled anthropic", cancelled),
+        ("cancelled ai", cancelled),
+        ("cancelled openai chat stream", begun),
+        ("cancelled openai responses stream", begun),
+        ("cancelled anthropic stream", begun),
+        ("cancelled ai stream", begun),
     ];
     run_in_sessions(Path::new("node"), &script, cases);
 }
@@ -172,16 +248,12 @@ fn agents_node_sessions() {
 #[ignore = "needs the packages of .ci/agents.txt: run by .ci/agents"]
 fn agents_python() {
     let python = std::env::var("RLOOM_TEST_PYTHON").expect("RLOOM_TEST_PYTHON names an interpreter");
-    run(Path::new(&python), "clients.py", &Setup::new(agent).start());
+    run(Path::new(&python), &scripts().join("clients.py"));
 }
 
 #[test]
 #[ignore = "needs the packages of .ci/agents-npm.txt: run by .ci/agents"]
 fn agents_node() {
     let Ok(folder) = std::env::var("RLOOM_TEST_NODE") else { return };
-    // Modules are looked up from the script's folder.
-    let server = Setup::new(agent).start();
-    let script = Path::new(&folder).join("clients.mjs");
-    std::fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/clients.mjs"), &script).unwrap();
-    run(Path::new("node"), script.to_str().unwrap(), &server);
+    run(Path::new("node"), &node_script(&folder, "clients.mjs"));
 }

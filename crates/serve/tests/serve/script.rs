@@ -25,6 +25,9 @@ use tokio::sync::Semaphore;
 /// Context of the model in tokens.
 pub(crate) const CONTEXT: usize = 6000;
 
+/// Tokens of a completion that is held: enough that clients have pieces of it. They are known to `tests/clients/cancelling.py`.
+const HELD_AT: usize = 59;
+
 /// A tokenizer of bytes with the template of a family; a turn ends with `<|stop|>`.
 pub(crate) fn tokenizer(template: &str) -> Tokenizer {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/golden");
@@ -49,6 +52,9 @@ pub(crate) struct Scripted {
     script: Box<Script>,
     /// Permits for tokens; a closed gate stops nothing.
     pub(crate) gate: Semaphore,
+    /// Text of prompts whose completions wait after [`HELD_AT`] tokens, until [`Self::held`] is closed.
+    holds: Option<&'static str>,
+    pub(crate) held: Semaphore,
     /// Requests that are computed.
     pub(crate) live: AtomicUsize,
     /// Requests that were dropped before their end.
@@ -111,9 +117,16 @@ impl Scripted {
         let (whole, stop) = self.completion(&request);
         assert!(whole.starts_with(&request.prefix), "a prefix is part of the completion");
         let tokens = whole[request.prefix.len()..].to_vec();
+        let is_held = match self.holds {
+            Some(text) => self.tokenizer.decode(&request.prompt, false).unwrap().contains(text),
+            None => false,
+        };
         for (at, &token) in tokens.iter().enumerate() {
             if let Ok(permit) = self.gate.acquire().await {
                 permit.forget();
+            }
+            if is_held && at == HELD_AT {
+                assert!(self.held.acquire().await.is_err(), "it is closed to end");
             }
             if at == 3 && self.to_lose.load(Ordering::SeqCst) > 0 {
                 self.to_lose.fetch_sub(1, Ordering::SeqCst);
@@ -197,6 +210,8 @@ pub(crate) struct Setup {
     pub(crate) tokens: Option<usize>,
     pub(crate) to_lose: usize,
     pub(crate) is_silent: bool,
+    /// Text of prompts whose completions are held.
+    pub(crate) holds: Option<&'static str>,
     pub(crate) sessions: SessionSettings,
 }
 
@@ -210,6 +225,7 @@ impl Setup {
             tokens: None,
             to_lose: 0,
             is_silent: false,
+            holds: None,
             sessions: SessionSettings::default(),
         }
     }
@@ -226,6 +242,8 @@ impl Setup {
             tokenizer: tokenizer.clone(),
             script: self.script,
             gate: Semaphore::new(self.tokens.unwrap_or(0)),
+            holds: self.holds,
+            held: Semaphore::new(0),
             live: AtomicUsize::new(0),
             cancelled: AtomicUsize::new(0),
             to_lose: AtomicUsize::new(self.to_lose),
