@@ -87,7 +87,7 @@ fn recipe() -> String {
 fn labelled_steps() -> String {
     let row = |n: usize| {
         let (a, b) = (n % 10, n / 3 % 10);
-        let (found, is_right) = (a + b + usize::from(n % 3 == 0), n % 3 != 0);
+        let (found, is_right) = (a + b + usize::from(n.is_multiple_of(3)), !n.is_multiple_of(3));
         format!(
             "{{\"prompt\": \"{a}+{b}=\", \"completions\": [\"{found}\", \"#{b}\"], \"labels\": [{is_right}, true]}}\n"
         )
