@@ -52,7 +52,7 @@ class Engine:
 
 
 async def cancel_reader(texts):
-    """Reads the pieces of a stream in a task, which is cancelled after some of them."""
+    """Reads the pieces of a stream in a task, which is cancelled once it waits for more than the engine gives."""
     read = []
 
     async def reader():
@@ -61,6 +61,11 @@ async def cancel_reader(texts):
 
     task = asyncio.create_task(reader())
     await until("a word", lambda: "word" in "".join(read))
+    # `asyncio.wait_for` of Python 3.11 loses a cancellation that comes together with a piece: the call then ends by a timeout.
+    seen = 0
+    while seen != len(read):
+        seen = len(read)
+        await asyncio.sleep(0.3)
     task.cancel()
     await is_cancelled(task)
 
