@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 /// Context of the model in tokens.
 pub(crate) const CONTEXT: usize = 6000;
 
-/// Tokens of a completion that is held: enough that clients have pieces of it. They are known to `tests/clients/cancelling.py`.
+/// Tokens of a completion that is held: enough that clients have pieces of it.
 const HELD_AT: usize = 59;
 
 /// A tokenizer of bytes with the template of a family; a turn ends with `<|stop|>`.
