@@ -145,7 +145,7 @@ fn an_agent_that_fails_is_not_a_reward_of_zero() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), concat!(command!("broken"), ",attempts=2"), &EVAL_ALONE);
     let message = train(&config).unwrap_err().to_string();
-    for part in ["exited with status 3", "the agent is broken", "-2.failed.log"] {
+    for part in ["exited with status 3", "the agent is broken, with key [session token]", "-2.failed.log"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(logs(&config, "rl").iter().any(|name| name.ends_with("-1.failed.log")), "the first attempt");

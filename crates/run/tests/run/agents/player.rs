@@ -117,7 +117,7 @@ fn silent() {
 #[expect(clippy::exit, reason = "a panic would write more lines than an error quotes")]
 fn broken() {
     converse(&variable("OPENAI_BASE_URL"), &task());
-    println!("the agent is broken");
+    println!("the agent is broken, with key {}", variable("OPENAI_API_KEY"));
     std::process::exit(3);
 }
 

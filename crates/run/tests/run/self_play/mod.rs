@@ -62,7 +62,7 @@ fn kuhn_poker_becomes_harder_to_exploit_unless_the_players_want_to_lose() {
     assert!(exploited[1] < 0.5 * exploited[0], "{exploited:?}");
     let off = [&before, &after].map(|strategy| (strategy.value() - GAME_VALUE).abs());
     assert!(off[1] < 0.5 * off[0], "{off:?}");
-    let lost = strategies(KUHN_POKER, directory.path(), Aim::Lose, 200);
+    let lost = strategies(KUHN_POKER, directory.path(), Aim::Lose, 100);
     let exploited = lost.each_ref().map(Strategy::exploitability);
     assert!(exploited[1] > 0.9 * exploited[0], "{exploited:?}");
 }
