@@ -79,7 +79,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Loads the adapter of a target beside those in use, and makes sure that it is the trainer's.
+    /// Loads the adapter of a target in addition to those in use, and makes sure that it is the trainer's.
     pub(super) async fn add_adapter(
         &self,
         target: &Target,

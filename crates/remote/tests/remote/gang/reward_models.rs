@@ -80,7 +80,7 @@ fn config(folder: &std::path::Path) -> Value {
     serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap()
 }
 
-/// A policy's folder gives a head of zeros; folders are those of the embedded engine, whichever engine goes on with them.
+/// A policy's folder gives a head of zeros; folders are those of the embedded engine, and either engine can continue from them.
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn reward_models_move_between_the_engines() {
