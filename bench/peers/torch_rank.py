@@ -25,6 +25,9 @@ class CrossEntropy:
     def inert(self, micro_batch: int) -> list[bool]:
         return []
 
+    def noisy(self, batch: Batch, width: int) -> Batch:
+        return batch
+
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         losses.append(-scores.logprob.mean().item())
         each = torch.full_like(scores.logprob, -1 / len(scores.logprob))

@@ -76,11 +76,11 @@ pub fn digest_order(name: &str) -> impl Ord + use<'_> {
         let position = known.iter().position(|known| *known == tensor).unwrap_or(known.len());
         Some((layer.parse::<usize>().ok()?, position))
     });
-    let section = match name {
+    let section = match own {
         "model.embed_tokens.weight" => 0,
         _ if layer.is_some() => 1,
         "model.norm.weight" => 2,
-        "lm_head.weight" => 3,
+        _ if own.starts_with("lm_head.") => 3,
         "score.weight" => 4,
         "score.bias" => 5,
         _ => 6,

@@ -9,7 +9,7 @@ use crate::adapter::{self, Adapter, Magnitudes, Projection, StoredAdapter};
 use crate::base::Base;
 use crate::checkpoint::{LOW_BITS, SINGLE, TensorOut, Values, write_tensors, write_tensors_as};
 use crate::model::tensors_out;
-use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model, TensorSpec};
+use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model, OutputHeads, TensorSpec};
 
 impl Model {
     /// This model as the frozen base of a new adapter, which adds nothing yet: `A` is random, `B` is zero. With bf16, the
@@ -18,6 +18,11 @@ impl Model {
     pub fn with_adapter(self, config: LoraConfig, seed: u64) -> Self {
         let adapter = Adapter::init(self.config(), config, seed);
         Self { adapter: Some(adapter), ..self.frozen() }
+    }
+
+    /// The adapter of this model below other heads, with a value head of zeros if they have one. The base is shared.
+    pub(crate) fn with_adapter_heads(self, heads: OutputHeads) -> Self {
+        Self { adapter: self.adapter.map(|adapter| adapter.with_heads(heads)), ..self }
     }
 
     /// This model for use without training of its weights: with bf16, its matrices are kept in bf16 alone.
@@ -98,8 +103,16 @@ impl Model {
     /// The adapter in a folder over this model, whose weights are shared. An adapter of this model is left behind. With DoRA,
     /// a copy of the weights with the adapter added to them.
     pub fn with_stored_adapter(&self, folder: &Path) -> Result<Self, LoadError> {
-        let stored = StoredAdapter::open(folder)?;
-        let adapter = stored.read(self.config(), || self.base.digest())?;
+        self.with_adapter_of(&StoredAdapter::open(folder)?, OutputHeads::Language)
+    }
+
+    /// As [`with_stored_adapter`](Self::with_stored_adapter), of a reward model with the heads that this one has.
+    pub fn with_stored_reward_adapter(&self, folder: &Path) -> Result<Self, LoadError> {
+        self.with_adapter_of(&StoredAdapter::open(folder)?, self.config().output_heads)
+    }
+
+    fn with_adapter_of(&self, stored: &StoredAdapter, heads: OutputHeads) -> Result<Self, LoadError> {
+        let adapter = stored.read(&stored.model(&self.base.config, heads)?, || self.base.digest())?;
         let adapted = Self { adapter: Some(adapter), ..self.clone() };
         Ok(match stored.magnitudes(self.config())? {
             None => adapted,
@@ -116,10 +129,11 @@ impl Model {
     /// Reads an adapter with its base.
     pub(crate) fn load_adapter(
         folder: &Path,
+        heads: OutputHeads,
         load: &dyn Fn(&Path) -> Result<Self, LoadError>,
     ) -> Result<Self, LoadError> {
         let stored = StoredAdapter::open(folder)?;
-        load(stored.base()?)?.with_stored_adapter(folder)
+        load(stored.base()?)?.with_adapter_of(&stored, heads)
     }
 
     /// Writes the adapter in PEFT's format to an existing folder.
@@ -224,6 +238,9 @@ impl Model {
         if let Some((factors, head)) = adapter.tensors.head.as_ref().zip(weights.head.as_mut()) {
             factors.add_to(head, scale);
             factors.rescale(head, magnitudes.map(Magnitudes::of_head).unwrap_or_default());
+        }
+        if adapter.model.output_heads.value() {
+            base = base.with_heads(&adapter.model, adapter.tensors.value.clone());
         }
         Self { base: Arc::new(base), adapter: None, ..self.clone() }
     }

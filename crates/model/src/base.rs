@@ -8,7 +8,7 @@ use rloom_ops::{self as ops, Bf16, Buf, Ctx, Matrix};
 use crate::adapter::Projection;
 use crate::layer::RopeTables;
 use crate::packed::PackedWeights;
-use crate::tensors::{TensorSet, TensorSpec, specs};
+use crate::tensors::{TensorSet, TensorSpec, ValueHead, specs};
 use crate::{Dtype, ModelConfig};
 
 /// Weights and the forms of them that the kernels read. Cloning copies the weights.
@@ -196,6 +196,17 @@ impl Base {
         let Self { mut config, mut weights, .. } = self;
         config.untie();
         weights.head = Some(Buf::clone(&weights.embedding));
+        Self::new(config, weights)
+    }
+
+    /// The same weights below the heads of `config`, which is otherwise that of these weights.
+    pub(crate) fn with_heads(self, config: &ModelConfig, value: Option<ValueHead>) -> Self {
+        let mut config = config.clone();
+        if config.tie_embeddings && !self.config.tie_embeddings {
+            config.untie();
+        }
+        let head = self.weights.head.filter(|_| config.output_heads.language());
+        let weights = TensorSet { head, value, ..self.weights };
         Self::new(config, weights)
     }
 

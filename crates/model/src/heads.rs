@@ -13,7 +13,7 @@ use crate::dropout::HeadDropout;
 use crate::forward::CheckedBatch;
 use crate::packed::{ModelElement, PackedModel};
 use crate::teacher::Compared;
-use crate::tensors::TensorSet;
+use crate::tensors::ValueHead;
 use crate::trained::TrainedSet;
 use crate::{BatchError, CandidateScores, Candidates, Model, PackedTokens, ScoreGrads, Scores};
 
@@ -159,7 +159,7 @@ impl Model {
 
     /// Value after each of the rows; empty without a value head.
     fn values<E: Element>(&self, ctx: &Ctx, packed: PackedModel<'_, E>, rows: &NormedRows<E>) -> Vec<f32> {
-        let Some((packed, head)) = packed.set.value.as_ref().zip(self.weights().value.as_ref()) else {
+        let Some((packed, head)) = packed.value().zip(self.value_head()) else {
             return Vec::new();
         };
         let (n, labels) = (rows.rstd.len(), self.config().output_heads.labels());
@@ -189,27 +189,20 @@ impl Model {
         let mut d_normed: PooledBuf = self.buf_pool().take(s, d);
         self.language_backward(ctx, packed, &heads, &mut d_normed, d_scores, grads);
         let HeadActivations { rows, stream, last, language, .. } = heads;
-        // The weights of an adapter's base are frozen.
-        let mut grads = match grads {
-            TrainedSet::Full(set) => Some(set),
-            TrainedSet::Adapter(_) => None,
+        // The weights of an adapter's base are frozen; its value head is not.
+        let (mut d_norm, mut d_head) = match grads {
+            TrainedSet::Full(set) => (Some(&mut set.norm), set.value.as_mut()),
+            TrainedSet::Adapter(set) => (None, set.value.as_mut()),
         };
-        let is_added = language.is_some();
-        self.value_backward(
-            ctx,
-            &mut d_normed,
-            d_scores.d_value,
-            &stream.normed,
-            grads.as_deref_mut(),
-            is_added,
-        );
-        let d_rows = self.norm_backward(ctx, stream, &d_normed, grads.as_deref_mut());
+        let (is_added, d_value) = (language.is_some(), d_scores.d_value);
+        self.value_backward(ctx, &mut d_normed, d_value, &stream.normed, d_head.as_deref_mut(), is_added);
+        let d_rows = self.norm_backward(ctx, stream, &d_normed, d_norm.as_deref_mut());
         ops::scatter_rows(ctx, dx, &d_rows, &rows, d);
         if let Some(last) = last.filter(|_| !d_scores.d_last_value.is_empty()) {
             let mut d_normed: PooledBuf = self.buf_pool().take(d_scores.d_last_value.len(), d);
             let d_last = d_scores.d_last_value;
-            self.value_backward(ctx, &mut d_normed, d_last, &last.normed, grads.as_deref_mut(), false);
-            let d_rows = self.norm_backward(ctx, last, &d_normed, grads);
+            self.value_backward(ctx, &mut d_normed, d_last, &last.normed, d_head, false);
+            let d_rows = self.norm_backward(ctx, last, &d_normed, d_norm);
             ops::add_rows(ctx, dx, &d_rows, &last_rows(seq_starts), d);
         }
     }
@@ -222,14 +215,10 @@ impl Model {
         d_normed: &mut Buf,
         d_value: &[f32],
         normed: &Buf<E>,
-        grads: Option<&mut TensorSet>,
+        d_head: Option<&mut ValueHead>,
         is_added: bool,
     ) {
-        let Some((head, d_head)) =
-            self.weights().value.as_ref().zip(grads.and_then(|grads| grads.value.as_mut()))
-        else {
-            return;
-        };
+        let Some((head, d_head)) = self.value_head().zip(d_head) else { return };
         let (n, d, labels) = (d_value.len(), self.config().hidden_size, self.config().output_heads.labels());
         let d_logits = match labels {
             1 => Buf::from_slice(d_value),
@@ -249,13 +238,12 @@ impl Model {
         ctx: &Ctx,
         stream: NormedRows<E>,
         d_normed: &Buf,
-        grads: Option<&mut TensorSet>,
+        d_norm: Option<&mut Buf>,
     ) -> PooledBuf {
         let NormedRows { x, rstd, normed } = stream;
         drop(normed);
         let (n, d) = (rstd.len(), self.config().hidden_size);
         let mut d_rows: PooledBuf = self.buf_pool().take(n, d);
-        let d_norm = grads.map(|grads| &mut grads.norm);
         let norm = &self.weights().norm;
         ops::rms_norm_backward::<f32, f32>(ctx, &mut d_rows, d_norm, d_normed, &x, norm, &rstd, n, d, false);
         d_rows

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use rloom_core::{Purpose, RandomKey};
 use rloom_ops::{AttentionShape, Buf, Ctx, Element};
 
-use crate::adapter::{Adapter, PackedAdapter};
+use crate::adapter::{self, Adapter, PackedAdapter};
 use crate::base::Base;
 use crate::buf_pool::BufPool;
 use crate::checkpoint::{Checkpoint, LowBits, TensorFile, TensorOut, Values, write_tensors};
 use crate::layer::{Layer, RopeTables};
 use crate::packed::{PackedForm, PackedModel, PackedWeights};
-use crate::tensors::{TensorSet, TensorSpec, ValueHead, named, specs};
+use crate::tensors::{TensorSet, TensorSpec, ValueHead, named, specs, value_head_shapes};
 use crate::{AdapterError, CheckpointError, ConfigError, Dtype, GenerationConfig, ModelConfig, OutputHeads};
 
 /// A decoder-only transformer with the heads that its configuration names, and a LoRA adapter, if it has one.
@@ -107,8 +107,9 @@ impl Model {
     /// Loads the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
     /// sharded, in f32, f16 or bf16; or the folder of a PEFT adapter, with its base. The model has no value head.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
-        if crate::adapter::is_adapter(folder) {
-            return Self::load_adapter(folder, &|base| Self::load_as(base, OutputHeads::Language));
+        if adapter::is_adapter(folder) {
+            let load = |base: &Path| Self::load_as(base, OutputHeads::Language);
+            return Self::load_adapter(folder, OutputHeads::Language, &load);
         }
         Self::load_as(folder, OutputHeads::Language)
     }
@@ -119,8 +120,8 @@ impl Model {
         if dtype == Dtype::F32 {
             return Self::load(folder);
         }
-        if crate::adapter::is_adapter(folder) {
-            return Self::load_adapter(folder, &|base| Self::load_narrow(base));
+        if adapter::is_adapter(folder) {
+            return Self::load_adapter(folder, OutputHeads::Language, &Self::load_narrow);
         }
         Self::load_narrow(folder)
     }
@@ -130,14 +131,28 @@ impl Model {
         Self::load_as(folder, OutputHeads::Value)
     }
 
-    /// Loads the Hugging Face folder of a reward model of completions: a sequence classifier with one label.
+    /// Loads the Hugging Face folder of a reward model of completions: a sequence classifier with one label, or the folder of a PEFT
+    /// adapter with such a head, with its base, which is a causal language model.
     pub fn load_reward(folder: &Path) -> Result<Self, LoadError> {
-        Self::load_as(folder, OutputHeads::Reward)
+        Self::load_rewards(folder, OutputHeads::Reward)
     }
 
-    /// Loads the Hugging Face folder of a reward model of steps: a token classifier with two labels.
+    /// As [`load_reward`](Self::load_reward), of a reward model of steps: a token classifier with two labels.
     pub fn load_process_reward(folder: &Path) -> Result<Self, LoadError> {
-        Self::load_as(folder, OutputHeads::ProcessReward)
+        Self::load_rewards(folder, OutputHeads::ProcessReward)
+    }
+
+    /// Heads of the model in a folder, or of a reward model's adapter; those of a policy if it cannot be read.
+    pub fn heads_of(folder: &Path) -> OutputHeads {
+        adapter::heads_of(folder).unwrap_or_else(|| ModelConfig::heads_of(folder))
+    }
+
+    fn load_rewards(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
+        if adapter::is_adapter(folder) {
+            let load = |base: &Path| Self::load_as(base, OutputHeads::Language);
+            return Self::load_adapter(folder, heads, &load);
+        }
+        Self::load_as(folder, heads)
     }
 
     fn load_as(folder: &Path, heads: OutputHeads) -> Result<Self, LoadError> {
@@ -165,6 +180,9 @@ impl Model {
         if self.config().output_heads.value() {
             return self;
         }
+        if self.adapter.is_some() {
+            return self.with_adapter_heads(OutputHeads::LanguageAndValue);
+        }
         let (mut config, mut weights) = self.into_parts();
         config.output_heads = OutputHeads::LanguageAndValue;
         weights.value = ValueHead::zeros(&config);
@@ -182,7 +200,7 @@ impl Model {
         config.dtype = dtype;
         let mut base = Base::new(config, weights);
         base.folder = folder;
-        Self { adapter: adapter.map(Adapter::unpacked), ..Self::with_base(base) }
+        Self { adapter: adapter.map(|adapter| adapter.with_dtype(dtype)), ..Self::with_base(base) }
     }
 
     /// Removes the value head of a policy, as [`save`](Self::save) does. Does nothing for a critic.
@@ -190,6 +208,9 @@ impl Model {
     pub fn without_value_head(self) -> Self {
         if self.config().output_heads != OutputHeads::LanguageAndValue {
             return self;
+        }
+        if self.adapter.is_some() {
+            return self.with_adapter_heads(OutputHeads::Language);
         }
         let (mut config, mut weights) = self.into_parts();
         config.output_heads = OutputHeads::Language;
@@ -204,16 +225,24 @@ impl Model {
         self.to_values(OutputHeads::Value)
     }
 
-    /// A reward model of completions with this model's backbone, as [`to_critic`](Self::to_critic).
+    /// A reward model of completions with this model's backbone and a value head of zeros. An adapter is kept, over the same base;
+    /// otherwise the language head is not copied.
     #[must_use]
     pub fn to_reward(&self) -> Self {
-        self.to_values(OutputHeads::Reward)
+        self.to_rewards(OutputHeads::Reward)
     }
 
-    /// A reward model of steps with this model's backbone, as [`to_critic`](Self::to_critic).
+    /// A reward model of steps, as [`to_reward`](Self::to_reward).
     #[must_use]
     pub fn to_process_reward(&self) -> Self {
-        self.to_values(OutputHeads::ProcessReward)
+        self.to_rewards(OutputHeads::ProcessReward)
+    }
+
+    fn to_rewards(&self, heads: OutputHeads) -> Self {
+        match self.adapter {
+            Some(_) => self.clone().with_adapter_heads(heads),
+            None => self.to_values(heads),
+        }
     }
 
     fn to_values(&self, heads: OutputHeads) -> Self {
@@ -257,9 +286,12 @@ impl Model {
     /// Writes the value head (`score.weight`, `[1, D]`, and `score.bias`, `[1]`) to a `safetensors` file. Fails for a
     /// model without one.
     pub fn save_value_head(&self, path: &Path) -> Result<(), CheckpointError> {
-        let tensors = tensors_out(self.named_tensors().filter(|(spec, _)| spec.is_value_head()), "");
+        let mut tensors = tensors_out(self.trained_tensors().filter(|(spec, _)| spec.is_value_head()), "");
         if tensors.is_empty() {
             return Err(no_value_head(path));
+        }
+        for tensor in &mut tensors {
+            own_name(&mut tensor.name);
         }
         write_tensors(path, &[("format", "pt".into())], tensors)
     }
@@ -267,24 +299,31 @@ impl Model {
     /// Reads a file of [`save_value_head`](Self::save_value_head). Fails for a model without a value head.
     pub fn load_value_head(&mut self, path: &Path) -> Result<(), CheckpointError> {
         let file = TensorFile::open(path)?;
-        let specs = Arc::clone(self.specs());
-        let Some(value) = &mut self.weights_mut().value else {
+        let shapes: Vec<_> = value_head_shapes(self.config()).collect();
+        let value = match &mut self.adapter {
+            Some(adapter) => adapter.tensors_mut().value.as_mut(),
+            None => self.weights_mut().value.as_mut(),
+        };
+        let Some(value) = value else {
             return Err(no_value_head(path));
         };
-        for (spec, buf) in specs.iter().filter(|spec| spec.is_value_head()).zip(value.bufs_mut()) {
-            file.read_into(&spec.name, &spec.shape, buf.as_mut_slice())?;
+        for ((name, shape), buf) in shapes.iter().zip(value.bufs_mut()) {
+            file.read_into(name, shape, buf.as_mut_slice())?;
         }
         Ok(())
     }
 
-    /// Configuration of the model.
+    /// Configuration of the model. The heads are those of the adapter, if there is one.
     pub fn config(&self) -> &ModelConfig {
-        &self.base.config
+        self.adapter.as_ref().map_or(&self.base.config, |adapter| &adapter.model)
     }
 
     /// Sets the special tokens that [`save`](Self::save) writes to `config.json`.
     pub fn set_special_tokens(&mut self, bos: Option<u32>, eos: &[u32], pad: Option<u32>) {
-        let config = &mut Arc::make_mut(&mut self.base).config;
+        let config = match &mut self.adapter {
+            Some(adapter) => &mut adapter.model,
+            None => &mut Arc::make_mut(&mut self.base).config,
+        };
         config.bos_token_id = bos;
         config.eos_token_ids = eos.to_vec();
         config.pad_token_id = pad;
@@ -361,18 +400,18 @@ impl Model {
     }
 
     pub(crate) fn packed(&self, ctx: &Ctx) -> PackedForm<'_> {
-        let dtype = self.config().dtype;
-        let adapter = self.adapter.as_ref().map(|adapter| adapter.packed(ctx, dtype));
+        let heads = self.config().output_heads;
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.packed(ctx));
         match (&**self.base.packed(ctx), adapter) {
             (PackedWeights::F32(set), Some(PackedAdapter::F32(adapter))) => {
-                PackedForm::F32(PackedModel { set, adapter: Some(adapter) })
+                PackedForm::F32(PackedModel { set, adapter: Some(adapter), heads })
             }
             (PackedWeights::Bf16(set), Some(PackedAdapter::Bf16(adapter))) => {
-                PackedForm::Bf16(PackedModel { set, adapter: Some(adapter) })
+                PackedForm::Bf16(PackedModel { set, adapter: Some(adapter), heads })
             }
             // An adapter is packed in the dtype of its base.
-            (PackedWeights::F32(set), _) => PackedForm::F32(PackedModel { set, adapter: None }),
-            (PackedWeights::Bf16(set), _) => PackedForm::Bf16(PackedModel { set, adapter: None }),
+            (PackedWeights::F32(set), _) => PackedForm::F32(PackedModel { set, adapter: None, heads }),
+            (PackedWeights::Bf16(set), _) => PackedForm::Bf16(PackedModel { set, adapter: None, heads }),
         }
     }
 
@@ -386,6 +425,14 @@ impl Model {
             index,
             adapter: adapter.map(|(adapter, packed)| (&adapter.tensors.layers[index], &packed.layers[index])),
             dropout: None,
+        }
+    }
+
+    /// The value head, if there is one: that of the adapter, or that of the weights.
+    pub(crate) fn value_head(&self) -> Option<&ValueHead> {
+        match &self.adapter {
+            Some(adapter) => adapter.tensors.value.as_ref(),
+            None => self.weights().value.as_ref(),
         }
     }
 
@@ -417,6 +464,13 @@ pub(crate) fn tensors_out<'a>(
             values: Values::Floats(values),
         })
         .collect()
+}
+
+/// Removes the start of the name of an adapter's tensor.
+fn own_name(name: &mut String) {
+    if name.starts_with(adapter::PREFIX) {
+        name.drain(..adapter::PREFIX.len());
+    }
 }
 
 fn no_value_head(path: &Path) -> CheckpointError {

@@ -2,10 +2,10 @@
 
 use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed, Weight};
 
-use crate::Dtype;
 use crate::adapter::{PackedAdapterSet, PackedFactors, Projection};
 use crate::base::Base;
 use crate::tensors::TensorSet;
+use crate::{Dtype, OutputHeads};
 
 /// Packed matrices of one layer.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct PackedSet<E: Element> {
     pub(crate) layers: Vec<PackedLayer<E>>,
     /// The language head; `None` in a critic.
     pub(crate) head: Option<Packed<E>>,
-    /// The value head, if any.
+    /// The value head, if any; that of an adapter is packed with it.
     pub(crate) value: Option<Packed<E>>,
 }
 
@@ -64,14 +64,21 @@ pub(crate) struct PackedModel<'a, E: Element> {
     pub(crate) set: &'a PackedSet<E>,
     /// Factors of the adapter.
     pub(crate) adapter: Option<&'a PackedAdapterSet<E>>,
+    /// The heads: the base of a reward model's adapter has a language head that is not computed.
+    pub(crate) heads: OutputHeads,
 }
 
 impl<'a, E: Element> PackedModel<'a, E> {
     /// The language head with the adapter's addition; `None` in a critic.
     pub(crate) fn head(&self) -> Option<Weight<'a, E>> {
-        let packed = self.set.head.as_ref()?;
+        let packed = self.set.head.as_ref().filter(|_| self.heads.language())?;
         let factors = self.adapter.and_then(|adapter| adapter.head.as_ref());
         Some(Weight { packed, low_rank: factors.map(PackedFactors::low_rank) })
+    }
+
+    /// The value head, if there is one.
+    pub(crate) fn value(&self) -> Option<&'a Packed<E>> {
+        self.adapter.map_or(self.set.value.as_ref(), |adapter| adapter.value.as_ref())
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rloom_ops::Buf;
 
 use crate::ModelConfig;
-use crate::adapter::Projection;
+use crate::adapter::{self, Projection};
 
 /// The tensors of one decoder layer. Shapes: D hidden, H query heads, G kv heads, E head size, F feed-forward.
 #[derive(Debug, Clone)]
@@ -66,7 +66,8 @@ impl ValueHead {
         })
     }
 
-    fn bufs(&self) -> impl Iterator<Item = &Buf> {
+    /// The buffers.
+    pub(crate) fn bufs(&self) -> impl Iterator<Item = &Buf> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 
@@ -250,7 +251,8 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// True if it belongs to the value head.
     pub fn is_value_head(&self) -> bool {
-        self.name == VALUE_WEIGHT || self.name == VALUE_BIAS
+        let name = self.name.strip_prefix(adapter::PREFIX).unwrap_or(&self.name);
+        name == VALUE_WEIGHT || name == VALUE_BIAS
     }
 
     /// Number of elements.
@@ -298,14 +300,18 @@ pub(crate) fn specs(c: &ModelConfig) -> Vec<TensorSpec> {
     if c.untied_head() {
         list.new_buffer("lm_head.weight".into(), vec![v, d]);
     }
-    let labels = c.output_heads.labels();
-    if labels > 0 {
-        list.new_buffer(VALUE_WEIGHT.into(), vec![labels, d]);
-    }
-    if c.output_heads.value_bias() {
-        list.new_buffer(VALUE_BIAS.into(), vec![labels]);
+    for (name, shape) in value_head_shapes(c) {
+        list.new_buffer(name.into(), shape);
     }
     list.specs
+}
+
+/// Names and shapes of the tensors of the value head, if there is one.
+pub(crate) fn value_head_shapes(c: &ModelConfig) -> impl Iterator<Item = (&'static str, Vec<usize>)> {
+    let (heads, labels) = (c.output_heads, c.output_heads.labels());
+    let weight = heads.value().then(|| (VALUE_WEIGHT, vec![labels, c.hidden_size]));
+    let bias = heads.value_bias().then(|| (VALUE_BIAS, vec![labels]));
+    weight.into_iter().chain(bias)
 }
 
 #[derive(Default)]

@@ -41,10 +41,14 @@ class RewardModel:
                 if steps
                 else transformers.AutoModelForSequenceClassification
             )
-            model, loading = kind.from_pretrained(folder, output_loading_info=True)
+            if Path(folder, "adapter_config.json").is_file():
+                model, missing = _adapted(folder, kind)
+            else:
+                model, loading = kind.from_pretrained(folder, output_loading_info=True)
+                missing = sorted(loading["missing_keys"])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RefusedError(f"transformers cannot open {folder}") from error
-        if missing := sorted(loading["missing_keys"]):
+        if missing:
             raise RefusedError(f"{folder} is no reward model: the tensors {', '.join(missing)} are missing")
         if steps and model.config.num_labels != 2:
             labels = model.config.num_labels
@@ -140,6 +144,28 @@ class RewardModel:
         if not tokens or (longest is not None and len(tokens) > longest):
             raise ValueError(f"the text has {len(tokens)} tokens, the reward model holds 1 to {longest}")
         return tokens
+
+
+def _adapted(folder: str, kind: Any) -> tuple[Any, list[str]]:
+    """Opens an adapter over its base, a causal language model, with the adapter's value head.
+
+    Returns the model, with the adapter added to its weights, and the names of missing tensors.
+    """
+    import peft
+    import transformers
+    from safetensors import safe_open
+
+    settings = peft.PeftConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    base, loading = kind.from_pretrained(
+        settings.base_model_name_or_path, config=config, output_loading_info=True
+    )
+    # Of any head: PEFT's models of a task want all methods of its own.
+    settings.task_type = None
+    model = peft.PeftModel.from_pretrained(base, folder, config=settings).merge_and_unload()
+    with safe_open(Path(folder, "adapter_model.safetensors"), framework="pt") as file:
+        given = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
+    return model, sorted(set(loading["missing_keys"]) - given)
 
 
 def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

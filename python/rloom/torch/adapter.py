@@ -1,4 +1,4 @@
-"""LoRA adapters over a frozen base: layers of PEFT, its names and its files."""
+"""LoRA adapters over a frozen base, with a value head that is trained as a whole: layers of PEFT, its names and its files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rloom.torch.errors import MissingPackageError, ModelError
+from rloom.torch.settings import REWARDS, VALUE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from rloom.torch.settings import LoraSettings
+    from rloom.torch.settings import Heads, LoraSettings
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 #: Name of the adapter in PEFT's modules, which its files leave out.
@@ -55,11 +56,12 @@ def add_adapter(hf: PreTrainedModel, settings: LoraSettings) -> Any:
 
 def _targets(hf: PreTrainedModel, wanted: list[str]) -> list[str]:
     """Returns the names of the adapted layers within their modules, in the order of the model."""
-    head: Any = hf.get_output_embeddings()  # type: ignore[no-untyped-call]
+    # The language head is not one of all linear layers. A value head is trained as a whole.
+    heads = [hf.get_output_embeddings(), getattr(hf, "score", None)]  # type: ignore[no-untyped-call]
     linear = [
         name.rpartition(".")[2]
         for name, x in hf.named_modules()
-        if isinstance(x, nn.Linear) and x is not head
+        if isinstance(x, nn.Linear) and not any(x is head for head in heads)
     ]
     if missing := set(wanted) - set(linear) - {"all-linear"}:
         known = ", ".join(dict.fromkeys(linear))
@@ -82,18 +84,21 @@ def merged_model(hf: PreTrainedModel, folder: str) -> Any:
 
 
 def adapter_weights(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Selects the tensors of the adapter, by the names of PEFT's files."""
+    """Selects the tensors of the adapter and of a value head, by the names of PEFT's files."""
     own = {}
     for name, weight in named.items():
         module, _, rest = name.partition(f".{NAME}.")
-        if rest:
+        if name in VALUE_NAMES:
+            own[PREFIX + name] = weight
+        elif rest:
             own[PREFIX + module + ("" if module.endswith(MAGNITUDE) else f".{rest}")] = weight
     return own
 
 
 def base_weights(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Selects the tensors of the base, by the names that they have without an adapter."""
-    return {name.replace(".base_layer.", "."): w for name, w in named.items() if f".{NAME}." not in name}
+    of_base = {name: w for name, w in named.items() if f".{NAME}." not in name and name not in VALUE_NAMES}
+    return {name.replace(".base_layer.", "."): w for name, w in of_base.items()}
 
 
 def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], settings: LoraSettings) -> Tensor:
@@ -114,7 +119,11 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 
 def load(folder: Path, weights: Mapping[str, nn.Parameter], settings: LoraSettings, names: list[str]) -> None:
-    """Replaces an adapter by the one in a folder, which has to have the settings of the recipe."""
+    """Replaces an adapter by the one in a folder, which has to have the settings of the recipe and is that of a policy.
+
+    A value head stays as it is.
+    """
+    weights = {name: w for name, w in weights.items() if name.removeprefix(PREFIX) not in VALUE_NAMES}
     try:
         config, given = json.loads((folder / CONFIG).read_text()), read(folder)
     except (OSError, ValueError, SafetensorError) as error:
@@ -133,9 +142,11 @@ def load(folder: Path, weights: Mapping[str, nn.Parameter], settings: LoraSettin
             weight.copy_(given[name])
 
 
-def write(folder: Path, weights: dict[str, Tensor], config: Any, base: str) -> None:
+def write(folder: Path, weights: dict[str, Tensor], config: Any, base: str, heads: Heads) -> None:
     """Writes the files of an adapter."""
-    config.base_model_name_or_path, config.task_type, config.inference_mode = base, "CAUSAL_LM", True
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.task_type = {"reward": "SEQ_CLS", "process_reward": "TOKEN_CLS"}.get(heads, "CAUSAL_LM")
+    config.modules_to_save = ["score"] if heads in REWARDS else None
     config.save_pretrained(folder)
     save_file(weights, folder / TENSORS, metadata={"format": "pt"})
 

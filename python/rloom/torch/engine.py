@@ -223,6 +223,9 @@ class Engine:
         with world.access(f"read {folder}"):
             if world.rank == 0 and model.adapter is not None:
                 given = adapter.read(folder)
+                if model.score is not None:
+                    head = load_file(folder / VALUE_HEAD)
+                    given |= {adapter.PREFIX + name: x for name, x in head.items()}
             elif world.rank == 0:
                 # With a value head of its own, the folder is that of a policy.
                 whole = open_model(str(folder), heads, dtype=dtype)

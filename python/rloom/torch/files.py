@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import time
@@ -16,7 +17,8 @@ from transformers import GenerationConfig
 
 from rloom.torch import adapter
 from rloom.torch.errors import CheckpointError
-from rloom.torch.model import VALUE_HEAD, VALUE_NAMES, set_pad_token
+from rloom.torch.model import VALUE_HEAD, set_pad_token
+from rloom.torch.settings import VALUE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +51,8 @@ def write_model(engine: Engine, folder: Path, is_exact: bool = True, *, merges: 
     is_rounded = engine.settings.dtype == "bf16" and not is_exact and not is_adapter
     weights = {}
     for name, whole in engine.merged_weights() if merges else engine.whole_weights():
-        if engine.world.rank == 0 and (engine.model.is_classifier or name not in VALUE_NAMES):
+        is_value = name.removeprefix(adapter.PREFIX) in VALUE_NAMES
+        if engine.world.rank == 0 and (engine.model.is_classifier or not is_value):
             weights[name] = whole.to("cpu", torch.bfloat16 if is_rounded else whole.dtype, copy=True)
     with engine.world.access(f"write {folder}"):
         if engine.world.rank == 0:
@@ -62,9 +65,15 @@ def write_model(engine: Engine, folder: Path, is_exact: bool = True, *, merges: 
 
 
 def _write_adapter(engine: Engine, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Writes an adapter with the configuration of its base, which stays where it is."""
-    base = Path(engine.settings.model)
-    adapter.write(folder, weights, engine.model.adapter, str(base))
+    """Writes an adapter with the configuration of its base, which stays where it is, or with that of a reward model."""
+    base, model = Path(engine.settings.model), engine.model
+    adapter.write(folder, weights, model.adapter, str(base), engine.settings.heads)
+    if model.rewards:
+        set_pad_token(model.hf.config, engine.settings.pad_token)
+        config = copy.deepcopy(model.hf.config)
+        config.architectures = [type(model.hf).__name__]
+        config.save_pretrained(folder)
+        return
     for name in ("config.json", GENERATION):
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
@@ -95,7 +104,9 @@ def save(engine: Engine, folder: Path) -> Listed:
             shutil.rmtree(trainer, ignore_errors=True)
             (folder / MOMENTS).mkdir(parents=True)
     if engine.model.score is not None:
-        head = {name: engine.world.whole(engine.model.named_weights()[name]).cpu() for name in VALUE_NAMES}
+        prefix = "" if engine.settings.lora is None else adapter.PREFIX
+        own = engine.model.named_weights()
+        head = {name: engine.world.whole(own[prefix + name]).cpu() for name in VALUE_NAMES}
         with engine.world.access(f"write {VALUE_HEAD}"):
             if engine.world.rank == 0:
                 save_file(head, folder / VALUE_HEAD, metadata={"format": "pt"})

@@ -24,7 +24,7 @@ from rloom.torch.attention import PACKED, AttentionNotSupportedError
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
 from rloom.torch.sequence import Split
-from rloom.torch.settings import CLASSIFIERS
+from rloom.torch.settings import CLASSIFIERS, REWARDS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from rloom.torch.batch import Batch
     from rloom.torch.settings import Heads, LoraSettings
 
-#: File of a value head in a checkpoint, and the names of its tensors.
+#: File of a policy's value head in a checkpoint.
 VALUE_HEAD = "trainer/value_head.safetensors"
-VALUE_NAMES = ("score.weight", "score.bias")
 #: Treatment of a micro-batch: packed with own attention or the mask of transformers, or sequence by sequence.
 Layout = Literal["packed", "masked", "unpacked"]
 #: Class and labels of the heads in place of the language head.
@@ -94,7 +93,7 @@ class ScoringModel(nn.Module):
     @property
     def rewards(self) -> bool:
         """True for a reward model of completions or of steps."""
-        return self.heads in ("reward", "process_reward")
+        return self.heads in REWARDS
 
     @property
     def vocabulary(self) -> int:
@@ -192,7 +191,10 @@ class ScoringModel(nn.Module):
         return {name: named[name] for name in digest_order(list(named))}
 
     def base_weights(self) -> dict[str, nn.Parameter]:
-        """Returns the tensors of an adapter's base by their names in Hugging Face folders, in the order of the digest."""
+        """Returns the tensors of an adapter's base by their names in Hugging Face folders, in the order of the digest.
+
+        A value head is none of them: it is trained with the adapter.
+        """
         self.release()
         named = adapter.base_weights(
             {name.removeprefix("hf."): parameter for name, parameter in self.named_parameters()}

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from rloom.torch.errors import TransferError
-from rloom.torch.model import VALUE_NAMES
+from rloom.torch.settings import VALUE_NAMES
 from rloom.torch.world import shape_of
 
 if TYPE_CHECKING:

@@ -8,6 +8,10 @@ from typing import Any, Literal
 Heads = Literal["policy", "policy_and_value", "critic", "reward", "process_reward"]
 #: Heads in place of the language head.
 CLASSIFIERS = ("critic", "reward", "process_reward")
+#: Heads of reward models, of completions or of steps.
+REWARDS = ("reward", "process_reward")
+#: Names of the tensors of a value head.
+VALUE_NAMES = ("score.weight", "score.bias")
 
 
 @dataclass(frozen=True)

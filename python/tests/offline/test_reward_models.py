@@ -18,7 +18,9 @@ from test_trl_steps import BETAS, BINARY, EPS, PAIRS, RATE, STAGE, START, STEPS,
 
 pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
+from peft import PeftConfig, PeftModel  # noqa: E402
 from transformers import (  # noqa: E402
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -175,6 +177,55 @@ def test_transformers_gives_the_same_rewards(start: Path, tmp_path: Path) -> Non
     assert max(theirs) - min(theirs) > 1e-3
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4, (ours, theirs)
     # Each starts a process.
+    in_torch = judged(tmp_path, start, folder, completions[:2], TORCH)
+    assert max(abs(a - b) for a, b in zip(in_torch, theirs[:2], strict=True)) < 1e-5, (in_torch, theirs)
+
+
+@pytest.mark.parametrize("method", ["reward_model", "prm"])
+def test_peft_opens_the_adapter_of_a_reward_model(start: Path, tmp_path: Path, method: str) -> None:
+    rows, steps = (PAIRS, "") if method == "reward_model" else (STEPWISE, 'step_separator = " "')
+    (tmp_path / "rows.jsonl").write_text(lines(rows))
+    text = stage(method, start, len(rows), steps).replace("learning_rate = 1e-3", "learning_rate = 3e-2")
+    rloom(tmp_path, text + "lora = { rank = 4 }\n")
+    folder = tmp_path / f"runs/{method}/checkpoints/rows-step-000005"
+    kinds: dict[str, Any] = {
+        "reward_model": AutoModelForSequenceClassification,
+        "prm": AutoModelForTokenClassification,
+    }
+    kind, labels = kinds[method], 2 if method == "prm" else 1
+    config = PeftConfig.from_pretrained(str(folder))
+    assert (config.task_type, config.modules_to_save) == ({1: "SEQ_CLS", 2: "TOKEN_CLS"}[labels], ["score"])
+    base = kind.from_pretrained(config.base_model_name_or_path, num_labels=labels, dtype=torch.float32)
+    base.config.pad_token_id = AutoConfig.from_pretrained(folder).pad_token_id
+    model = PeftModel.from_pretrained(base, folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    # The export with the adapter added is a whole model.
+    export = [str(BINARY), "export", str(folder), "model", "--merge", "--out", "merged"]
+    subprocess.run(export, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    merged, loading = kind.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(loading.values()), loading
+    text = PAIRS[0]["prompt"] + PAIRS[0]["chosen"] + tokenizer.eos_token
+    tokens = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        logits = [each.eval()(**tokens).logits for each in (model, merged)]
+        with model.disable_adapter():
+            plain = model(**tokens).logits
+    assert (logits[0] - plain).abs().max() > 0.05
+    assert (logits[0] - logits[1]).abs().max() < 1e-4
+
+    if method == "prm":
+        return
+    completions = [row["chosen"] for row in PAIRS]
+    theirs = []
+    for row in PAIRS:
+        text = row["prompt"] + row["chosen"] + tokenizer.eos_token
+        tokens = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            theirs.append(model(**tokens).logits.item())
+    assert max(theirs) - min(theirs) > 1e-3
+    ours = judged(tmp_path, start, folder, completions)
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-4, (ours, theirs)
     in_torch = judged(tmp_path, start, folder, completions[:2], TORCH)
     assert max(abs(a - b) for a, b in zip(in_torch, theirs[:2], strict=True)) < 1e-5, (in_torch, theirs)
 

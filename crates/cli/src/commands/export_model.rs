@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rloom_model::{Dtype, Model};
+use rloom_model::{Dtype, GenerationConfig, Model, OutputHeads};
 use rloom_run::Policy;
+use rloom_text::Tokenizer;
 use serde_json::json;
 
 use super::policy::checkpoint;
@@ -23,8 +25,8 @@ pub(super) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
     }
     let source = source(&arguments.run, checkpoint.as_deref())?;
     output.info(&format!("reading {}", output.paint(CYAN, &source.display().to_string())));
-    let policy = Policy::open(&source, Dtype::F32).map_err(Failure::from_run)?;
-    let model = policy.model().map_err(Failure::from_run)?;
+    let opened = Opened::new(&source)?;
+    let model = &opened.model;
     let is_adapter = model.lora().is_some();
     let is_merged = Model::is_merged_when_read(&source).map_err(Failure::failed)?;
     if is_merged && !merge {
@@ -47,9 +49,9 @@ pub(super) fn run(arguments: &Export, output: Output) -> Result<(), Failure> {
         None
     };
     let dtype = dtype.map(Dtype::from).unwrap_or_default();
-    let written = merged.as_ref().unwrap_or(&*model);
+    let written = merged.as_ref().unwrap_or(model);
     output.info(&format!("writing {}", output.paint(CYAN, &out.display().to_string())));
-    let bytes = write(&policy, written, out, dtype)?;
+    let bytes = opened.write(written, out, dtype)?;
     if let Some(base) = written.lora().and_then(|_| written.folder()) {
         output.info(&format!("its base stays in {}", base.display()));
     }
@@ -70,33 +72,65 @@ fn source(run: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
     checkpoint(&find_run(run)?, name)
 }
 
-/// Writes the folder, which appears under its name when it is complete. Returns its size in bytes.
-fn write(policy: &Policy, model: &Model, out: &Path, dtype: Dtype) -> Result<u64, Failure> {
-    let failed = |path: &Path, error: std::io::Error| {
-        Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
-    };
-    let name = out.file_name().unwrap_or_default().to_string_lossy();
-    let partial = out.with_file_name(format!(".partial-{name}"));
-    if partial.exists() {
-        fs::remove_dir_all(&partial).map_err(|error| failed(&partial, error))?;
+/// A policy or a reward model with the other files of its folder.
+struct Opened {
+    model: Arc<Model>,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+}
+
+impl Opened {
+    fn new(folder: &Path) -> Result<Self, Failure> {
+        let model = match Model::heads_of(folder) {
+            OutputHeads::Reward => Model::load_reward(folder),
+            OutputHeads::ProcessReward => Model::load_process_reward(folder),
+            _ => {
+                let policy = Policy::open(folder, Dtype::F32).map_err(Failure::from_run)?;
+                let model = policy.model().map_err(Failure::from_run)?;
+                return Ok(Self {
+                    model,
+                    tokenizer: (*policy.tokenizer).clone(),
+                    generation: policy.generation,
+                });
+            }
+        };
+        Ok(Self {
+            model: Arc::new(model.map_err(Failure::failed)?),
+            tokenizer: Tokenizer::load(folder).map_err(Failure::failed)?,
+            generation: GenerationConfig::default(),
+        })
     }
-    fs::create_dir_all(&partial).map_err(|error| failed(&partial, error))?;
-    let fill = || -> Result<u64, Failure> {
-        model.export(&partial, &policy.generation, dtype).map_err(Failure::failed)?;
-        policy.tokenizer.save(&partial).map_err(Failure::failed)?;
-        let size = |entry: std::io::Result<fs::DirEntry>| entry.and_then(|entry| Ok(entry.metadata()?.len()));
-        let files = fs::read_dir(&partial).map_err(|error| failed(&partial, error))?;
-        let bytes = files.map(size).sum::<std::io::Result<u64>>().map_err(|error| failed(&partial, error))?;
-        if out.exists() {
-            fs::remove_dir(out).map_err(|error| failed(out, error))?;
+
+    /// Writes the folder, which appears under its name when it is complete. Returns its size in bytes.
+    fn write(&self, model: &Model, out: &Path, dtype: Dtype) -> Result<u64, Failure> {
+        let failed = |path: &Path, error: std::io::Error| {
+            Failure::failed_text(format_args!("could not write {}: {error}", path.display()))
+        };
+        let name = out.file_name().unwrap_or_default().to_string_lossy();
+        let partial = out.with_file_name(format!(".partial-{name}"));
+        if partial.exists() {
+            fs::remove_dir_all(&partial).map_err(|error| failed(&partial, error))?;
         }
-        fs::rename(&partial, out).map_err(|error| failed(out, error))?;
-        Ok(bytes)
-    };
-    let written = fill();
-    if written.is_err() {
-        // The first error is the one to report, and a full disk needs the space.
-        let _ = fs::remove_dir_all(&partial);
+        fs::create_dir_all(&partial).map_err(|error| failed(&partial, error))?;
+        let fill = || -> Result<u64, Failure> {
+            model.export(&partial, &self.generation, dtype).map_err(Failure::failed)?;
+            self.tokenizer.save(&partial).map_err(Failure::failed)?;
+            let size =
+                |entry: std::io::Result<fs::DirEntry>| entry.and_then(|entry| Ok(entry.metadata()?.len()));
+            let files = fs::read_dir(&partial).map_err(|error| failed(&partial, error))?;
+            let bytes =
+                files.map(size).sum::<std::io::Result<u64>>().map_err(|error| failed(&partial, error))?;
+            if out.exists() {
+                fs::remove_dir(out).map_err(|error| failed(out, error))?;
+            }
+            fs::rename(&partial, out).map_err(|error| failed(out, error))?;
+            Ok(bytes)
+        };
+        let written = fill();
+        if written.is_err() {
+            // The first error is the one to report, and a full disk needs the space.
+            let _ = fs::remove_dir_all(&partial);
+        }
+        written
     }
-    written
 }

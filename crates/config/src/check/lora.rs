@@ -1,6 +1,6 @@
 //! `[stage.trainer.lora]`, and its agreement with the model and with other stages.
 
-use rloom_algo::Backbone;
+use rloom_engine::LoraModule;
 
 use crate::compose::{Draft, StageDraft};
 use crate::policies::NEW_MODEL;
@@ -13,8 +13,8 @@ pub(super) fn check(draft: &Draft, stages: &[Stage], problems: &mut Vec<Problem>
             Start::Stage(from) => check_start(draft, [place, from], stages, problems),
             Start::Model => check_base(draft, section, stage, problems),
         }
-        if stage.trainer.lora.is_some() {
-            check_critic(section, stage, problems);
+        if stage.trains_reward_model() {
+            check_targets(section, stage, problems);
         }
     }
 }
@@ -50,14 +50,15 @@ fn check_base(draft: &Draft, section: &StageDraft, stage: &Stage, problems: &mut
     }
 }
 
-/// An adapter has no value head.
-fn check_critic(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
-    if stage.algorithm.critic.as_ref().is_some_and(|critic| critic.backbone == Backbone::Shared) {
+/// A reward model has no language head.
+fn check_targets(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
+    let Some(lora) = &stage.trainer.lora else { return };
+    if lora.targets.contains(&LoraModule::LmHead) {
         problems.push(
-            Problem::new(Code::Conflict, "an adapter has no value head for a shared critic")
-                .at(section.trainer.origin_or_table("lora"), "an adapter")
-                .at_if_set(section.keys.origin("algorithm.critic.backbone"), "on its backbone")
-                .hint(format!("set `{} = \"own\"`", section.keys.name("algorithm.critic.backbone"))),
+            Problem::new(Code::Conflict, "a reward model has no language head to adapt")
+                .at(section.trainer.origin_or_table("lora.targets"), "")
+                .at_if_set(section.keys.origin("method"), format!("the method is {}", stage.algorithm.method))
+                .hint("remove `lm_head`: the value head is trained as a whole"),
         );
     }
 }

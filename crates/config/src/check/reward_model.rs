@@ -105,14 +105,6 @@ fn check_start(
 
 fn check_trainer(section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
     let method = stage.algorithm.method;
-    if stage.trainer.lora.is_some() {
-        problems.push(
-            Problem::new(Code::Conflict, "reward models are trained without an adapter")
-                .at(section.trainer.origin_or_table("lora"), "an adapter")
-                .at_if_set(section.keys.origin("method"), format!("the method is {method}"))
-                .hint(format!("remove `{}`", section.trainer.name("lora"))),
-        );
-    }
     if matches!(stage.trainer.backend, Backend::Deepspeed(_) | Backend::Megatron(_)) {
         problems.push(
             Problem::new(

@@ -108,8 +108,8 @@ impl EmbeddedTrainEngine {
         Self::new(ctx, Arc::new(policy.to_critic()), None, optimizer, GenerationConfig::default())
     }
 
-    /// An engine for a reward model, initialised with the backbone of `policy` and a value head of zeros. `pad` is the padding token
-    /// of its tokenizer, by which `transformers` finds the last token of a text.
+    /// An engine for a reward model, initialised with the backbone of `policy`, whose adapter is kept, and a value head of zeros. `pad`
+    /// is the padding token of its tokenizer, by which `transformers` finds the last token of a text.
     pub fn reward(
         ctx: Ctx,
         policy: &Model,

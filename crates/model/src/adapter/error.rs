@@ -24,6 +24,20 @@ pub enum AdapterError {
         /// Error of the parser.
         source: serde_json::Error,
     },
+    /// A reward model's adapter is opened as a policy's.
+    #[error("{}: the adapter is that of a reward model", path.display())]
+    #[diagnostic(help("name the folder of a policy here; reward models are components of a reward"))]
+    RewardModel {
+        /// The configuration.
+        path: PathBuf,
+    },
+    /// A policy's adapter is opened as a reward model's.
+    #[error("{}: the adapter has no value head, so that it is no reward model's", path.display())]
+    #[diagnostic(help("`modules_to_save` of a reward model's adapter contains `score`"))]
+    NoRewardModel {
+        /// The configuration.
+        path: PathBuf,
+    },
     /// The adapter uses something that RLoom does not have.
     #[error("{}: {what} is not supported", path.display())]
     Unsupported {

@@ -1,14 +1,15 @@
 //! Adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Adapter, AdapterError, LoraConfig, LoraTarget, Magnitudes};
-use crate::ModelConfig;
+use super::{Adapter, AdapterError, LoraConfig, LoraTarget, Magnitudes, PREFIX};
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorFile, write_tensors};
 use crate::model::tensors_out;
+use crate::{ModelConfig, OutputHeads};
 
 /// End of the name of a vector of magnitudes.
 const MAGNITUDE: &str = "lora_magnitude_vector";
@@ -47,13 +48,12 @@ enum Targets {
 }
 
 /// Settings that change what an adapter computes, in the state in which they do not. Absent and empty ones do not either.
-fn neutral() -> [(&'static str, Value); 14] {
+fn neutral() -> [(&'static str, Value); 13] {
     [
         ("bias", json!("none")),
         (DORA, json!(false)),
         ("fan_in_fan_out", json!(false)),
         ("lora_bias", json!(false)),
-        ("modules_to_save", Value::Null),
         ("layers_to_transform", Value::Null),
         ("layer_replication", Value::Null),
         ("rank_pattern", json!({})),
@@ -69,6 +69,11 @@ fn neutral() -> [(&'static str, Value); 14] {
 /// The setting of DoRA.
 const DORA: &str = "use_dora";
 
+/// Modules that are trained as a whole: value heads.
+const SAVED: &str = "modules_to_save";
+/// Names of value heads that PEFT lists for every classifier.
+const VALUE_HEADS: [&str; 2] = ["classifier", "score"];
+
 /// Number of the settings of [`neutral`] that every version of PEFT has.
 const ALWAYS_WRITTEN: usize = 3;
 
@@ -78,6 +83,8 @@ pub(crate) struct StoredAdapter {
     config: LoraConfig,
     base: PathBuf,
     is_dora: bool,
+    /// The adapter has a value head: it is that of a reward model.
+    has_value: bool,
 }
 
 impl StoredAdapter {
@@ -111,6 +118,11 @@ impl StoredAdapter {
             Some(Targets::Text(text)) => return Err(unsupported(format!("`target_modules` {text:?}"))),
             None => return Err(unsupported("an adapter without `target_modules`".to_owned())),
         };
+        let saved = file.others.get(SAVED).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        if let Some(other) = saved.iter().find(|name| !VALUE_HEADS.iter().any(|known| *name == known)) {
+            return Err(unsupported(format!("`{SAVED}` {other}")));
+        }
+        let has_value = saved.iter().any(|name| name == "score");
         if file.r == 0 || targets.is_empty() {
             return Err(unsupported("an adapter without parameters".to_owned()));
         }
@@ -119,6 +131,7 @@ impl StoredAdapter {
             config: LoraConfig::new(file.r, file.lora_alpha, file.use_rslora, &targets),
             folder: folder.to_owned(),
             is_dora: file.others.get(DORA) == Some(&json!(true)),
+            has_value,
         })
     }
 
@@ -129,6 +142,31 @@ impl StoredAdapter {
             return Err(AdapterError::Unsupported { path, what });
         }
         Ok(&self.config)
+    }
+
+    /// Configuration of the base below the heads of the adapter. That of a reward model is in the adapter's folder, if it was trained
+    /// by this program; of adapters of other programs, the base's is read.
+    pub(crate) fn model(&self, base: &ModelConfig, heads: OutputHeads) -> Result<ModelConfig, AdapterError> {
+        let path = || self.folder.join(CONFIG);
+        match (self.has_value, heads.rewards()) {
+            (true, false) => {
+                return Err(AdapterError::RewardModel { path: path() });
+            }
+            (false, true) => return Err(AdapterError::NoRewardModel { path: path() }),
+            (false, false) => return Ok(base.clone()),
+            (true, true) => {}
+        }
+        let config = ModelConfig { output_heads: heads, ..base.clone() };
+        let file = self.folder.join("config.json");
+        if !file.is_file() {
+            return Ok(config);
+        }
+        let own = ModelConfig::from_file_as(&file, heads)?;
+        let same_shape = ModelConfig { dtype: base.dtype, ..own };
+        if same_shape.parameter_count() != config.parameter_count() {
+            return Err(AdapterError::OtherShape { path: self.folder.clone() });
+        }
+        Ok(config.with_settings_of(&same_shape))
     }
 
     /// True for DoRA.
@@ -155,7 +193,7 @@ impl StoredAdapter {
         let names = file.names();
         let names = names.iter().map(String::as_str);
         let of_factors = names.filter(|name| !(self.is_dora && name.ends_with(MAGNITUDE)));
-        let names: std::collections::BTreeSet<&str> = of_factors.collect();
+        let names: BTreeSet<&str> = of_factors.collect();
         if let Some(name) = names.difference(&expected).next() {
             let more = names.difference(&expected).count() - 1;
             return Err(CheckpointError::UnexpectedTensor { path, name: (*name).to_owned(), more }.into());
@@ -182,12 +220,23 @@ impl StoredAdapter {
         let file = TensorFile::open(&self.folder.join(TENSORS))?;
         let mut read = |prefix: &str, target: LoraTarget| {
             let mut values = vec![0.0; target.features(model)];
-            let name = format!("base_model.model.{prefix}{}.{MAGNITUDE}", target.module());
+            let name = format!("{PREFIX}{prefix}{}.{MAGNITUDE}", target.module());
             file.read_into(&name, &[values.len()], &mut values)?;
             Ok(values)
         };
         Magnitudes::of(model, &self.config, &mut read).map(Some)
     }
+}
+
+/// Heads of the adapter in a folder by the task that PEFT names; `None` without one.
+pub(crate) fn heads_of(folder: &Path) -> Option<OutputHeads> {
+    if !is_adapter(folder) {
+        return None;
+    }
+    let (_, file) = read_config(folder).ok()?;
+    [OutputHeads::Reward, OutputHeads::ProcessReward]
+        .into_iter()
+        .find(|heads| file.others.get("task_type").and_then(Value::as_str) == Some(heads.peft_task()))
 }
 
 /// Folder of the base of an adapter of any kind, also of one that this process does not compute.
@@ -237,9 +286,11 @@ pub(crate) fn save(adapter: &Adapter, folder: &Path, base: &Path, digest: u64) -
         std::path::absolute(base).map_err(|source| AdapterError::Read { path: base.to_owned(), source })?;
     let LoraConfig { rank, alpha, rslora, targets } = &adapter.config;
     let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+    let heads = adapter.model.output_heads;
+    let saved = if heads.rewards() { json!(["score"]) } else { Value::Null };
     let settings = [
         ("peft_type", json!("LORA")),
-        ("task_type", json!("CAUSAL_LM")),
+        ("task_type", json!(heads.peft_task())),
         ("base_model_name_or_path", json!(base.display().to_string())),
         ("r", json!(rank)),
         ("lora_alpha", json!(alpha)),
@@ -247,6 +298,7 @@ pub(crate) fn save(adapter: &Adapter, folder: &Path, base: &Path, digest: u64) -
         ("use_rslora", json!(rslora)),
         ("target_modules", json!(names)),
         ("inference_mode", json!(true)),
+        (SAVED, saved),
     ];
     let config = settings
         .into_iter()
@@ -256,8 +308,9 @@ pub(crate) fn save(adapter: &Adapter, folder: &Path, base: &Path, digest: u64) -
     crate::generation::write_json(&folder.join(CONFIG), &config)?;
     let notes = [("format", "pt".to_owned()), (BASE_DIGEST, format!("{digest:016x}"))];
     let bufs = adapter.tensors.bufs();
-    let named =
-        adapter.specs.iter().map(|spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]));
+    // The value head of a policy has a file of its own.
+    let specs = adapter.specs.iter().filter(|spec| heads.rewards() || !spec.is_value_head());
+    let named = specs.map(|spec| (spec, &bufs[spec.buffer].as_slice()[spec.offset..][..spec.len()]));
     write_tensors(&folder.join(TENSORS), &notes, tensors_out(named, ""))?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! LoRA adapters: low-rank additions to the linear layers of a base whose weights do not change.
+//! LoRA adapters: low-rank additions to the linear layers of a base whose weights do not change, and the value head of reward models
+//! and critics over it.
 
 mod backward;
 mod config;
@@ -18,17 +19,19 @@ pub use error::AdapterError;
 pub(crate) use backward::LayerGradients;
 pub(crate) use config::Projection;
 pub(crate) use dora::Magnitudes;
-pub(crate) use files::{FILES, StoredAdapter, TENSORS, base_of, is_adapter, save};
+pub(crate) use files::{FILES, StoredAdapter, TENSORS, base_of, heads_of, is_adapter, save};
 pub(crate) use packed::{PackedAdapter, PackedAdapterSet, PackedFactors, PackedLayerFactors};
-pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors};
+pub(crate) use tensors::{AdapterLayer, AdapterSet, Factors, PREFIX};
 
-use crate::tensors::TensorSpec;
-use crate::{Dtype, ModelConfig};
+use crate::tensors::{TensorSpec, ValueHead};
+use crate::{Dtype, ModelConfig, OutputHeads};
 
 /// An adapter of a model.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) config: LoraConfig,
+    /// Configuration of the base with the heads of this adapter, whose value head is trained as a whole.
+    pub(crate) model: ModelConfig,
     pub(crate) tensors: AdapterSet,
     pub(crate) specs: Arc<[TensorSpec]>,
     packed: OnceLock<PackedAdapter>,
@@ -36,25 +39,31 @@ pub(crate) struct Adapter {
 
 impl Clone for Adapter {
     fn clone(&self) -> Self {
-        Self::of(self.config.clone(), self.tensors.clone(), Arc::clone(&self.specs))
+        let (config, model, tensors) = (self.config.clone(), self.model.clone(), self.tensors.clone());
+        Self { config, model, tensors, specs: Arc::clone(&self.specs), packed: OnceLock::new() }
     }
 }
 
 impl Adapter {
-    fn of(config: LoraConfig, tensors: AdapterSet, specs: Arc<[TensorSpec]>) -> Self {
-        Self { config, tensors, specs, packed: OnceLock::new() }
-    }
-
-    /// The adapter without the packed copies.
-    pub(crate) fn unpacked(self) -> Self {
-        Self { packed: OnceLock::new(), ..self }
+    /// The adapter for a base that computes in another dtype.
+    pub(crate) fn with_dtype(self, dtype: Dtype) -> Self {
+        let model = ModelConfig { dtype, ..self.model };
+        Self { model, packed: OnceLock::new(), ..self }
     }
 
     /// An adapter of zeros.
     pub(crate) fn zeros(model: &ModelConfig, config: LoraConfig) -> Self {
         let specs = tensors::specs(model, &config).into();
         let tensors = AdapterSet::zeros(model, &config);
-        Self::of(config, tensors, specs)
+        Self { config, model: model.clone(), tensors, specs, packed: OnceLock::new() }
+    }
+
+    /// The adapter below other heads, with a value head of zeros if they have one.
+    pub(crate) fn with_heads(self, heads: OutputHeads) -> Self {
+        let model = ModelConfig { output_heads: heads, ..self.model };
+        let specs = tensors::specs(&model, &self.config).into();
+        let tensors = AdapterSet { value: ValueHead::zeros(&model), ..self.tensors };
+        Self { config: self.config, model, tensors, specs, packed: OnceLock::new() }
     }
 
     /// An adapter that adds nothing yet: `A` is random, `B` is zero.
@@ -70,7 +79,7 @@ impl Adapter {
         &mut self.tensors
     }
 
-    pub(crate) fn packed(&self, ctx: &Ctx, dtype: Dtype) -> &PackedAdapter {
-        self.packed.get_or_init(|| PackedAdapter::new(ctx, &self.tensors, self.config.scale(), dtype))
+    pub(crate) fn packed(&self, ctx: &Ctx) -> &PackedAdapter {
+        self.packed.get_or_init(|| PackedAdapter::new(ctx, &self.tensors, self.config.scale(), &self.model))
     }
 }

@@ -4,7 +4,7 @@ use rloom_ops::{self as ops, Bf16, Buf, Ctx, Element, LowRank, Packed};
 
 use super::Projection;
 use super::tensors::{AdapterLayer, AdapterSet, Factors};
-use crate::Dtype;
+use crate::{Dtype, ModelConfig};
 
 /// Factors of one product.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct PackedAdapterSet<E: Element> {
     pub(crate) layers: Vec<PackedLayerFactors<E>>,
     /// Of the language head, if it is adapted.
     pub(crate) head: Option<PackedFactors<E>>,
+    /// The value head.
+    pub(crate) value: Option<Packed<E>>,
 }
 
 /// Packed factors in the dtype of the model.
@@ -37,19 +39,24 @@ pub(crate) enum PackedAdapter {
 }
 
 impl PackedAdapter {
-    pub(crate) fn new(ctx: &Ctx, set: &AdapterSet, scale: f64, dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(PackedAdapterSet::new(ctx, set, scale as f32)),
-            Dtype::Bf16 => Self::Bf16(PackedAdapterSet::new(ctx, set, scale as f32)),
+    pub(crate) fn new(ctx: &Ctx, set: &AdapterSet, scale: f64, model: &ModelConfig) -> Self {
+        let (scale, d) = (scale as f32, model.hidden_size);
+        match model.dtype {
+            Dtype::F32 => Self::F32(PackedAdapterSet::new(ctx, set, scale, d)),
+            Dtype::Bf16 => Self::Bf16(PackedAdapterSet::new(ctx, set, scale, d)),
         }
     }
 }
 
 impl<E: Element> PackedAdapterSet<E> {
-    fn new(ctx: &Ctx, set: &AdapterSet, scale: f32) -> Self {
+    fn new(ctx: &Ctx, set: &AdapterSet, scale: f32, hidden_size: usize) -> Self {
         Self {
             layers: set.layers.iter().map(|layer| PackedLayerFactors::new(ctx, layer, scale)).collect(),
             head: set.head.as_ref().map(|factors| PackedFactors::new(ctx, factors, scale)),
+            value: set.value.as_ref().map(|head| {
+                let labels = head.weight.len() / hidden_size;
+                ops::pack(ctx, &head.weight, labels, hidden_size)
+            }),
         }
     }
 }

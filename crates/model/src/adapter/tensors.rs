@@ -10,7 +10,7 @@ use rloom_ops::{self as ops, Buf, Columns, Ctx};
 
 use super::{LoraConfig, LoraTarget, Projection};
 use crate::ModelConfig;
-use crate::tensors::TensorSpec;
+use crate::tensors::{TensorSpec, ValueHead, value_head_shapes};
 
 /// Both factors of the additions to one product.
 #[derive(Debug, Clone)]
@@ -42,6 +42,8 @@ pub(crate) struct AdapterSet {
     pub(crate) layers: Vec<AdapterLayer>,
     /// Of the language head, if it is adapted.
     pub(crate) head: Option<Factors>,
+    /// The value head, which is trained as a whole.
+    pub(crate) value: Option<ValueHead>,
 }
 
 impl Factors {
@@ -123,6 +125,7 @@ impl AdapterSet {
         Self {
             layers: (0..model.layers).map(|_| layer()).collect(),
             head: Factors::zeros(model, config, head, std::iter::once(LoraTarget::LmHead)),
+            value: ValueHead::zeros(model),
         }
     }
 
@@ -143,16 +146,20 @@ impl AdapterSet {
 
     pub(crate) fn bufs(&self) -> Vec<&Buf> {
         let factors = self.layers.iter().flat_map(|layer| layer.0.iter().flatten()).chain(&self.head);
-        factors.flat_map(|factors| [&factors.a, &factors.b]).collect()
+        let factors = factors.flat_map(|factors| [&factors.a, &factors.b]);
+        factors.chain(self.value.iter().flat_map(ValueHead::bufs)).collect()
     }
 
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
         let layers = self.layers.iter_mut().flat_map(|layer| layer.0.iter_mut().flatten());
         let factors = layers.chain(&mut self.head);
-        factors.flat_map(|factors| [&mut factors.a, &mut factors.b]).collect()
+        let factors = factors.flat_map(|factors| [&mut factors.a, &mut factors.b]);
+        factors.chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut)).collect()
     }
 }
 
+/// Start of the names of an adapter's tensors in PEFT's files.
+pub(crate) const PREFIX: &str = "base_model.model.";
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 
@@ -174,7 +181,7 @@ pub(crate) fn specs(model: &ModelConfig, config: &LoraConfig) -> Vec<TensorSpec>
             for target in &targets {
                 let features = target.features(model);
                 let shape = if factor == 0 { vec![config.rank, k] } else { vec![features, config.rank] };
-                let name = format!("base_model.model.{prefix}{}.{name}", target.module());
+                let name = format!("{PREFIX}{prefix}{}.{name}", target.module());
                 let spec = TensorSpec { name, shape, decays: true, buffer: buffer + factor, offset };
                 offset += spec.len();
                 specs.push(spec);
@@ -188,5 +195,10 @@ pub(crate) fn specs(model: &ModelConfig, config: &LoraConfig) -> Vec<TensorSpec>
         }
     }
     add("", model.hidden_size, None);
+    for (name, shape) in value_head_shapes(model) {
+        let (name, decays) = (format!("{PREFIX}{name}"), shape.len() > 1);
+        specs.push(TensorSpec { name, shape, decays, buffer, offset: 0 });
+        buffer += 1;
+    }
     specs
 }

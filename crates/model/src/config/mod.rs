@@ -104,9 +104,29 @@ impl ModelConfig {
         read::read(source, origin, heads)
     }
 
+    /// Heads of the model in a folder by its `config.json`; those of a policy if it cannot be read.
+    pub(crate) fn heads_of(folder: &Path) -> OutputHeads {
+        let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+        let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
+        let class = fields.get("architectures").and_then(|names| names.get(0)?.as_str()).unwrap_or_default();
+        let labels = fields.get("id2label").and_then(Value::as_object).map_or(0, Map::len);
+        OutputHeads::of_class(class, labels)
+    }
+
     /// True for the folder of a reward model that this program has trained: its texts end with an end-of-text token.
     pub fn reads_end_token(&self) -> bool {
         output_heads::reads_end_token(&self.source)
+    }
+
+    /// This configuration with the special tokens and the other fields of `own`, which has the same shape.
+    pub(crate) fn with_settings_of(self, own: &Self) -> Self {
+        Self {
+            bos_token_id: own.bos_token_id,
+            eos_token_ids: own.eos_token_ids.clone(),
+            pad_token_id: own.pad_token_id,
+            source: own.source.clone(),
+            ..self
+        }
     }
 
     /// True if queries and keys are normalised per head.

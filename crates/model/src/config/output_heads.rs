@@ -56,6 +56,25 @@ impl OutputHeads {
         matches!(self, Self::Reward | Self::ProcessReward)
     }
 
+    /// Heads that a folder of this class of `transformers` and this number of labels has; those of a policy for any other.
+    pub(crate) fn of_class(class: &str, labels: usize) -> Self {
+        match (class, labels) {
+            _ if class.ends_with("ForSequenceClassification") => Self::Reward,
+            (_, 1) if class.ends_with("ForTokenClassification") => Self::Value,
+            _ if class.ends_with("ForTokenClassification") => Self::ProcessReward,
+            _ => Self::Language,
+        }
+    }
+
+    /// Task of an adapter below these heads, as PEFT names it.
+    pub(crate) fn peft_task(self) -> &'static str {
+        match self {
+            Self::Language | Self::LanguageAndValue => "CAUSAL_LM",
+            Self::Reward => "SEQ_CLS",
+            Self::Value | Self::ProcessReward => "TOKEN_CLS",
+        }
+    }
+
     /// Class of `transformers` that opens the folder.
     pub(crate) fn architecture(self, family: Family) -> String {
         let class = match self {

@@ -100,7 +100,9 @@ impl Files {
         let mut bytes = before.clone();
         let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
         let value: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-        let start = 8 + header + value[&spec.name]["data_offsets"][0].as_u64().unwrap() as usize;
+        // The file of a policy's value head has plain names.
+        let own = spec.name.strip_prefix("base_model.model.").filter(|_| apart).unwrap_or(&spec.name);
+        let start = 8 + header + value[own]["data_offsets"][0].as_u64().unwrap() as usize;
         for (i, d) in direction.iter().enumerate() {
             let at = &mut bytes[start + 4 * i..][..4];
             let weight = f32::from_le_bytes(at.try_into().unwrap()) + by * d;
@@ -115,7 +117,7 @@ impl Files {
 
 /// The same model with a random value head: nothing would flow through zeros.
 fn with_random_value_head(mut model: Model) -> Model {
-    let specs: Vec<TensorSpec> = model.named_tensors().map(|(spec, _)| spec.clone()).collect();
+    let specs: Vec<TensorSpec> = model.trained_tensors().map(|(spec, _)| spec.clone()).collect();
     for spec in specs.iter().filter(|spec| spec.is_value_head()) {
         let stream = RandomKey::new(2, 0, Purpose::Algorithm, spec.len() as u64).stream();
         let noise: Vec<f32> = (0..spec.len() as u64).map(|i| stream.normal(i) as f32).collect();
@@ -355,10 +357,13 @@ fn every_tensor_of_reward_models() {
 
 /// A policy of each family with an adapter whose `B` is no longer zero, and the files of its base.
 fn adapters() -> impl Iterator<Item = (&'static str, Model, Files)> {
-    policies(2, 12, 5).map(|(name, policy)| {
+    adapters_of(&[&LoraTarget::LAYER[..], &[LoraTarget::LmHead]].concat())
+}
+
+fn adapters_of(targets: &[LoraTarget]) -> impl Iterator<Item = (&'static str, Model, Files)> {
+    policies(2, 12, 5).map(move |(name, policy)| {
         let base = Files::of(&policy);
-        let targets = [&LoraTarget::LAYER[..], &[LoraTarget::LmHead]].concat();
-        let lora = LoraConfig::new(3, 4.5, name == "qwen3", &targets);
+        let lora = LoraConfig::new(3, 4.5, name == "qwen3", targets);
         let mut model = base.model().with_adapter(lora, 4);
         let specs: Vec<TensorSpec> = model.trained_tensors().map(|(spec, _)| spec.clone()).collect();
         for (index, spec) in specs.iter().enumerate().filter(|(_, spec)| spec.name.contains("lora_B")) {
@@ -375,5 +380,18 @@ fn adapters() -> impl Iterator<Item = (&'static str, Model, Files)> {
 fn every_tensor_of_adapters() {
     for (name, model, _base) in adapters() {
         check(name, &model);
+    }
+}
+
+/// Every factor and the value head of adapters of reward models and of policies with a shared critic.
+#[test]
+fn every_tensor_of_adapters_with_a_value_head() {
+    for (name, policy, _base) in adapters() {
+        check(name, &with_random_value_head(policy.with_value_head()));
+    }
+    // A reward model has no language head to adapt.
+    for (name, policy, _base) in adapters_of(&LoraTarget::LAYER) {
+        check(name, &with_random_value_head(policy.to_reward()));
+        check(name, &with_random_value_head(policy.to_process_reward()));
     }
 }

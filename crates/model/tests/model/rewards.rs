@@ -2,11 +2,13 @@
 //! files.
 
 use std::fs;
+use std::path::Path;
 
 use miette::Diagnostic;
 use rloom_model::{
-    ActivationCheckpointing, BatchError, ConfigError, GenerationConfig, Gradients, LoadError, Model,
-    OutputHeads, PackedTokens, ScoreGrads, ScoreRows,
+    ActivationCheckpointing, AdapterError, BatchError, ConfigError, Dtype, GenerationConfig, Gradients,
+    LoadError, LoraConfig, LoraTarget, Model, Optimizer, OptimizerSettings, OutputHeads, PackedTokens,
+    ScoreGrads, ScoreRows,
 };
 use rloom_ops::Ctx;
 use serde_json::{Value, json};
@@ -151,6 +153,91 @@ fn folders_round_trip() {
                 assert!(error.help().is_some());
             }
         }
+    }
+}
+
+/// An adapter of the model of a fixture whose factors and value head are not zero, and the folder of its base.
+fn adapter(kind: OutputHeads, folder: &Path) -> (Model, Golden) {
+    let (_, golden) = golden(kind);
+    let (name, head) = match kind {
+        OutputHeads::Reward => ("tiny-qwen2", "tiny-qwen2-reward.safetensors"),
+        _ => ("tiny-llama", "tiny-llama-process-reward.safetensors"),
+    };
+    model(name).save(folder, &GenerationConfig::default()).unwrap();
+    let lora = LoraConfig::new(4, 8.0, false, &LoraTarget::LAYER);
+    let policy = Model::load(folder).unwrap().with_adapter(lora, 1);
+    let mut reward =
+        if kind == OutputHeads::Reward { policy.to_reward() } else { policy.to_process_reward() };
+    assert!(reward.shares_base(&policy), "the base was copied");
+    reward.load_value_head(&Golden::path(head)).unwrap();
+    let batch = Batch::of(&golden);
+    let (d_value, d_last_value) = (golden.floats("d_value"), golden.floats("d_last_value"));
+    let settings = OptimizerSettings { learning_rate: 0.05, ..OptimizerSettings::default() };
+    let mut optimizer = Optimizer::new(&reward, settings);
+    for _ in 0..2 {
+        let ctx = Ctx::serial();
+        let forward =
+            reward.forward(&ctx, &batch.tokens(), &batch.rows(), ActivationCheckpointing::None).unwrap();
+        let mut gradients = Gradients::zeros(&reward);
+        reward.backward(&ctx, forward, &by(&d_value, &d_last_value), &mut gradients).unwrap();
+        optimizer.step(&ctx, &mut reward, &gradients, 0.05).unwrap();
+    }
+    (reward, golden)
+}
+
+#[test]
+fn adapters_round_trip_and_merge() {
+    for kind in KINDS {
+        let [base, folder, whole] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let (model, golden) = adapter(kind, base.path());
+        let load = |folder: &Path| match kind {
+            OutputHeads::Reward => Model::load_reward(folder),
+            _ => Model::load_process_reward(folder),
+        };
+        let (whole_model, _) = crate::rewards::golden(kind);
+        let batch = Batch::of(&golden);
+        let score = |model: &Model| model.score(&Ctx::serial(), &batch.tokens(), &batch.rows()).unwrap();
+        model.save(folder.path(), &GenerationConfig::default()).unwrap();
+        let text = fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
+        let settings: Value = serde_json::from_str(&text).unwrap();
+        let task = if kind == OutputHeads::Reward { "SEQ_CLS" } else { "TOKEN_CLS" };
+        assert_eq!((&settings["task_type"], &settings["modules_to_save"]), (&json!(task), &json!(["score"])));
+        let again = load(folder.path()).unwrap();
+        assert_eq!(score(&again), score(&model));
+        assert!(again.trained_tensors().eq(model.trained_tensors()));
+        assert_eq!(again.config(), load(folder.path()).unwrap().config());
+        if kind == OutputHeads::Reward {
+            assert!(again.config().reads_end_token());
+        }
+
+        let merged = model.merged();
+        let apart = max_abs(&score(&merged).last_value, &score(&model).last_value);
+        let plain = score(&whole_model).last_value;
+        assert!(apart < 1e-4 && max_abs(&score(&model).last_value, &plain) > 0.05, "{kind:?}: {apart}");
+        merged.save(whole.path(), &GenerationConfig::default()).unwrap();
+        assert_eq!(score(&load(whole.path()).unwrap()), score(&merged));
+
+        // In bf16, the base has no f32 matrices; an adapter of another program has no configuration of the model.
+        let narrow = load(folder.path()).unwrap().with_dtype(Dtype::Bf16);
+        assert!(max_abs(&score(&narrow).last_value, &score(&model).last_value) < 0.1);
+        fs::remove_file(folder.path().join("config.json")).unwrap();
+        let foreign = load(folder.path()).unwrap();
+        assert_eq!(score(&foreign), score(&model));
+        assert!(!foreign.config().reads_end_token());
+
+        let error = Model::load(folder.path()).unwrap_err();
+        assert!(
+            matches!(error, LoadError::Adapter(AdapterError::RewardModel { .. })) && error.help().is_some()
+        );
+        let policy =
+            model.without_adapter().with_adapter(LoraConfig::new(2, 2.0, false, &LoraTarget::LAYER), 1);
+        policy.save(folder.path(), &GenerationConfig::default()).unwrap();
+        let error = load(folder.path()).unwrap_err();
+        let expected = matches!(error, LoadError::Adapter(AdapterError::NoRewardModel { .. }));
+        assert!(expected && error.help().is_some(), "{error}");
+        let text = text.replace("\"score\"", "\"embed_tokens\"");
+        fs::write(folder.path().join("adapter_config.json"), text).unwrap();
+        assert!(load(folder.path()).unwrap_err().to_string().contains("`modules_to_save` \"embed_tokens\""));
     }
 }
 

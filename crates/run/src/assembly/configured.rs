@@ -197,7 +197,7 @@ impl ConfiguredEngines {
         let sizes = stage.trainer.sizes();
         let gang = |model: &'static str, heads, has_reference: bool| {
             let epoch = self.next_number();
-            let trains_adapter = heads == PolicyHeads::Policy;
+            let trains_adapter = heads != PolicyHeads::Critic;
             let settings = GangSettings {
                 heads,
                 pad_token: self.policy.tokenizer.pad_id(),

@@ -293,25 +293,22 @@ impl EngineFactory for EmbeddedEngines {
         let save_dtype = stage.trainer.save_dtype();
         let dropout = stage.trainer.lora.as_ref().map_or(0.0, |lora| lora.dropout);
         let optimizer = || stage.optimizer.clone();
-        let engine = |policy: Arc<Model>, reference| {
-            EmbeddedTrainEngine::new(
-                ctx.clone(),
-                policy,
-                reference,
-                optimizer(),
-                self.policy.generation.clone(),
-            )
-            .with_activation_checkpointing(checkpointing)
-            .with_save_dtype(save_dtype)
-            .with_adapter_dropout(dropout, self.seed)
+        let configured = |engine: EmbeddedTrainEngine| {
+            engine
+                .with_activation_checkpointing(checkpointing)
+                .with_save_dtype(save_dtype)
+                .with_adapter_dropout(dropout, self.seed)
         };
         if let Some(spec) = stage.algorithm.reward_model {
+            let [policy, _] = self.policy_and_reference(stage, start)?;
             let pad = self.policy.tokenizer.pad_id();
-            let engine = EmbeddedTrainEngine::reward(ctx.clone(), &start, spec, pad, optimizer())
-                .with_activation_checkpointing(checkpointing)
-                .with_save_dtype(save_dtype);
-            return Ok(Models::of_policy(engine));
+            let engine = EmbeddedTrainEngine::reward(ctx.clone(), &policy, spec, pad, optimizer());
+            return Ok(Models::of_policy(configured(engine)));
         }
+        let generation = || self.policy.generation.clone();
+        let engine = |policy: Arc<Model>, reference| {
+            configured(EmbeddedTrainEngine::new(ctx.clone(), policy, reference, optimizer(), generation()))
+        };
         let backbone = critic.as_ref().map(|critic| critic.backbone);
         let critic = (backbone == Some(Backbone::Own)).then(|| {
             EmbeddedTrainEngine::critic(ctx.clone(), &start, optimizer())
@@ -326,10 +323,11 @@ impl EngineFactory for EmbeddedEngines {
             critic,
             prm: prm.as_ref().map(|_| engine(Arc::clone(&policy), Some(base))),
             policy: if backbone == Some(Backbone::Shared) {
-                let generation = self.policy.generation.clone();
-                EmbeddedTrainEngine::with_value_head(ctx.clone(), policy, reference, optimizer(), generation)
-                    .with_activation_checkpointing(checkpointing)
-                    .with_save_dtype(save_dtype)
+                let ctx = ctx.clone();
+                let optimizer = optimizer();
+                let engine =
+                    EmbeddedTrainEngine::with_value_head(ctx, policy, reference, optimizer, generation());
+                configured(engine)
             } else {
                 engine(policy, reference)
             },

@@ -146,13 +146,17 @@ fn a_stage_continues_an_adapter() {
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
 }
 
-/// Every method of another kind trains an adapter: with a critic of its own, and with a process-reward model.
+/// Every method of another kind trains an adapter: with a critic of its own or on the adapted backbone, and with a process-reward
+/// model.
 #[test]
 fn methods_with_further_models_train_an_adapter() {
-    for method in ["ppo", "prime", "reinforce_pp"] {
+    let own = "stage.rl.algorithm.critic.backbone=own";
+    let shared = "stage.rl.algorithm.critic.backbone=shared";
+    for (method, more) in [("ppo", own), ("ppo", shared), ("prime", LORA), ("reinforce_pp", LORA)] {
         let directory = tempfile::tempdir().unwrap();
         let chosen = format!("stage.rl.method={method}");
-        let config = train(directory.path(), &[LORA, &chosen, "stage.rl.steps=2", "eval.every=100"]).unwrap();
+        let overrides = [LORA, &chosen, more, "stage.rl.steps=2", "eval.every=100"];
+        let config = train(directory.path(), &overrides).unwrap();
         assert_eq!(metric(&config, "mismatch/max_abs"), [0.0; 2], "{method}");
     }
 }

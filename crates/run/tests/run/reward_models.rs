@@ -91,9 +91,10 @@ fn checkpoint(config: &Config, name: &str) -> PathBuf {
 
 fn weights(config: &Config, name: &str) -> Vec<u8> {
     let folder = checkpoint(config, name);
-    let files = ["model.safetensors", "trainer/optimizer.safetensors"].map(|file| folder.join(file));
-    let low_bits = Some(folder.join("model.low_bits")).filter(|path| path.exists());
-    files.into_iter().chain(low_bits).flat_map(|file| std::fs::read(file).unwrap()).collect()
+    let names =
+        ["model.safetensors", "model.low_bits", "adapter_model.safetensors", "trainer/optimizer.safetensors"];
+    let files = names.map(|name| folder.join(name)).into_iter().filter(|path| path.exists());
+    files.flat_map(|file| std::fs::read(file).unwrap()).collect()
 }
 
 /// Metrics and calibration curves of the evaluations of a stage.
@@ -110,11 +111,14 @@ fn evaluations(config: &Config, stage: &str) -> Vec<(BTreeMap<String, f64>, Vec<
 fn stages_resume_to_the_same_bytes() {
     let data = tempfile::tempdir().unwrap();
     let mut policies = Vec::new();
-    for (method, dtype) in [("reward_model", "f32"), ("reward_model", "bf16"), ("prm", "f32")] {
+    let lora = "stage.reward.trainer.lora={rank=2,dropout=0.1}";
+    let saves = ["stage.reward.trainer.save_dtype=f32", "stage.reward.trainer.save_dtype=bf16"];
+    let kinds = ["reward_model", "prm"];
+    for (method, more) in [(kinds[0], saves[0]), (kinds[0], saves[1]), (kinds[0], lora), (kinds[1], saves[0])]
+    {
         let rows = stepwise_rows(data.path());
-        let save = format!("stage.reward.trainer.save_dtype={dtype}");
         let of = |folder: &Path| {
-            if method == "prm" { tiny_process(folder, &rows, &[]) } else { tiny(folder, &[&save]) }
+            if method == "prm" { tiny_process(folder, &rows, &[more]) } else { tiny(folder, &[more]) }
         };
         let directory = tempfile::tempdir().unwrap();
         let whole = of(&directory.path().join("whole"));
@@ -127,8 +131,12 @@ fn stages_resume_to_the_same_bytes() {
         for name in ["reward-step-000003", "ppo-step-000001"] {
             assert!(weights(&whole, name) == weights(&broken, name), "{method} {name}: other weights");
         }
-        let has_low_bits = checkpoint(&whole, "reward-step-000003").join("model.low_bits").exists();
-        assert_eq!(has_low_bits, dtype == "bf16");
+        let has = |file: &str| checkpoint(&whole, "reward-step-000003").join(file).exists();
+        assert_eq!(has("model.low_bits"), more == saves[1]);
+        assert_eq!(
+            [has("adapter_model.safetensors"), has("model.safetensors")],
+            [more == lora, more != lora]
+        );
         policies.push(weights(&whole, "ppo-step-000001"));
         // Before the first step, after the second and at the end.
         let evaluated = evaluations(&whole, "reward");
@@ -167,11 +175,18 @@ fn a_run_from_a_folder_resumes_in_the_stage() {
     assert!(weights(&whole, "ppo-step-000001") == weights(&broken, "ppo-step-000001"));
 }
 
-/// Rewards are the values that the model of the stage gives to the tokens of the episodes.
+/// Rewards are the values that the model of the stage gives to the tokens of the episodes, also with an adapter.
 #[test]
 fn rewards_are_the_values_of_the_model() {
+    let rate = "stage.reward.trainer.learning_rate=1e-2";
+    for more in [&[rate][..], &[rate, "stage.reward.trainer.lora={rank=2}"]] {
+        check_values(more);
+    }
+}
+
+fn check_values(more: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
-    let config = tiny(directory.path(), &["stage.reward.trainer.learning_rate=1e-2"]);
+    let config = tiny(directory.path(), more);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let model = Model::load_reward(&checkpoint(&config, "reward-step-000003")).unwrap();
     let file = std::fs::File::open(rollout_file(&config)).unwrap();

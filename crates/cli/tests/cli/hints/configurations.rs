@@ -16,6 +16,8 @@ const NO_NEW: &str =
     "[model.new]\nlayers = 1\nhidden_size = 16\nheads = 2\nintermediate_size = 24\nmax_positions = 32 -> ";
 const FOLDER: &str = "model.path=folder";
 const ADAPTER: &str = "stage.rl.trainer.lora={rank=2}";
+/// An adapter of the language head.
+const HEAD_ADAPTER: &str = "stage.rl.trainer.lora={rank=2,targets=['q_proj','lm_head']}";
 /// The second stage trains a reward model.
 const REWARD_MODEL: [&str; 4] = [
     "method = \"grpo\" -> method = \"reward_model\"",
@@ -95,12 +97,10 @@ pub(super) const MISTAKES: &[Mistake] = &[
         &[&[NO_NEW, FOLDER, "stage.warmup.trainer.lora={rank=2}", ADAPTER]]),
     mistake("train the new model in an earlier stage without `lora`, or set `model.path`", &["trainer.lora={rank=2}"], "train the new model in an earlier stage without `lora`, or set `model.path`",
         &[&[ADAPTER], &[NO_NEW, FOLDER, "trainer.lora={rank=2}"]]),
-    mistake("set `{} = \"own\"`", &[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=shared"], "set `stage.rl.algorithm.critic.backbone = \"own\"`",
-        &[&[ADAPTER, "stage.rl.method=ppo", "stage.rl.algorithm.critic.backbone=own"]]),
     // Reward models
     mistake("set `{} = \"{start}\"`", &["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}"], "set `stage.rl.from = \"model\"`",
         &[&["stage.warmup.method=reward_model", "stage.warmup.data={rows='preferences'}", "stage.rl.from=model"]]),
-    mistake("remove `{}`", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], ADAPTER], "remove `stage.rl.trainer.lora`", &[&REWARD_MODEL]),
+    mistake("remove `lm_head`: the value head is trained as a whole", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], HEAD_ADAPTER], "remove `lm_head`: the value head is trained as a whole", &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], ADAPTER]]),
     mistake("set `{} = \"torch\"` for this stage", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=deepspeed"], "set `stage.rl.trainer.backend = \"torch\"` for this stage",
         &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.trainer.backend=torch"]]),
     mistake("reward_model.rs: hint", &["stage.rl.reward.components=[{kind='exact'},{kind='reward_model',model='stage:warmup',backend='embedded'}]"], "name a folder, or train the model in an earlier stage with `method = \"reward_model\"`",

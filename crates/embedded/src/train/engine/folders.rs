@@ -78,7 +78,12 @@ impl EmbeddedTrainEngine {
     /// Reads what [`save_to`](Self::save_to) has written.
     pub(super) fn restore_from(&mut self, directory: &Path) -> Result<(), TrainError> {
         let policy = match self.policy.config().output_heads {
-            OutputHeads::Language if self.policy.lora().is_some() => self.stored_adapter(directory)?,
+            OutputHeads::LanguageAndValue if self.policy.lora().is_some() => {
+                let mut policy = self.stored_adapter(directory)?.with_value_head();
+                policy.load_value_head(&directory.join(VALUE_HEAD)).map_err(checkpoint)?;
+                policy
+            }
+            _ if self.policy.lora().is_some() => self.stored_adapter(directory)?,
             OutputHeads::Language => Model::load(directory).map_err(checkpoint)?,
             OutputHeads::Value => Model::load_critic(directory).map_err(checkpoint)?,
             OutputHeads::Reward => Model::load_reward(directory).map_err(checkpoint)?,
@@ -102,7 +107,11 @@ impl EmbeddedTrainEngine {
 
     /// The adapter in a folder over the base in memory.
     fn stored_adapter(&self, directory: &Path) -> Result<Model, TrainError> {
-        let stored = self.policy.with_stored_adapter(directory).map_err(checkpoint)?;
+        let stored = match self.policy.config().output_heads.rewards() {
+            true => self.policy.with_stored_reward_adapter(directory),
+            false => self.policy.with_stored_adapter(directory),
+        };
+        let stored = stored.map_err(checkpoint)?;
         if stored.lora() != self.policy.lora() {
             return Err(checkpoint(AdapterError::OtherShape { path: directory.to_owned() }));
         }

@@ -10,7 +10,8 @@ use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_remote::{Gang, GangLora, GangSettings, PolicyHeads};
 
-use super::exactness::{WEIGHTS, agrees, distance, losses, preferences, size, train, weights};
+use super::exactness::{WEIGHTS, agrees, distance, losses, preferences, size, train, train_with, weights};
+use super::reward_models::{KINDS, spec};
 use super::support::{optimizer, settings, start, trajectories};
 
 fn lora() -> LoraSettings {
@@ -89,6 +90,81 @@ fn adapters_on_one_rank_agree_with_the_embedded_engine() {
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn adapters_on_two_ranks_agree_with_the_embedded_engine() {
     agree(2);
+}
+
+/// A new adapter on an embedded engine with these heads.
+fn embedded_below(heads: PolicyHeads, base: &Path) -> EmbeddedTrainEngine {
+    let opened = Arc::new(Model::load(base).unwrap());
+    let [policy, _] = adapted(&opened, lora_config(&lora()), 5).unwrap();
+    let (ctx, generation) = (Ctx::new(1).unwrap(), GenerationConfig::default());
+    match heads {
+        PolicyHeads::PolicyAndValue => {
+            EmbeddedTrainEngine::with_value_head(ctx, policy, None, optimizer(), generation)
+        }
+        _ => EmbeddedTrainEngine::reward(ctx, &policy, spec(heads), Some(1), optimizer()),
+    }
+}
+
+/// Adapters below the head of a reward model, or of a critic on the policy's backbone: heads that are trained as a whole. Starts from
+/// heads that are not zero: through those the gradient does not reach the backbone.
+fn agree_below_values(ranks: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = settings(folder.path(), ranks);
+    let base = plain.model.clone();
+    let shared = losses().into_iter().find(|(_, heads, _)| *heads == PolicyHeads::PolicyAndValue);
+    let (_, shared_heads, shared_loss) = shared.unwrap();
+    let mut gang: Option<Gang> = None;
+    for (heads, of) in KINDS.into_iter().chain([(shared_heads, shared_loss)]) {
+        let below = with_adapter(GangSettings { heads, pad_token: Some(1), ..plain.clone() }, lora(), &base);
+        let below = GangSettings { reference: None, ..below };
+        let gang = match &mut gang {
+            Some(gang) => {
+                gang.reopen(below).unwrap();
+                gang
+            }
+            None => gang.insert(start(below)),
+        };
+        let name = format!("{heads:?} below an adapter on {ranks} ranks");
+        let at = |engine: &str| {
+            let path = folder.path().join(format!("{heads:?}-{engine}"));
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let mut own = embedded_below(heads, &base);
+        train_with(&mut own, of, 0..3, 1e-2);
+        own.save(&at("embedded")).unwrap();
+        gang.restore(&at("embedded")).unwrap();
+        agrees(gang, &mut own, &name, heads, of);
+
+        // The embedded engine continues the checkpoint of the ranks.
+        gang.save(&at("ranks")).unwrap();
+        let mut restored = embedded_below(heads, &base);
+        restored.restore(&at("ranks")).unwrap();
+        assert_eq!(restored.digest().unwrap(), gang.digest().unwrap(), "{name}");
+        let settings = |engine: &str, file: &str| -> serde_json::Value {
+            serde_json::from_slice(&std::fs::read(at(engine).join(file)).unwrap()).unwrap()
+        };
+        let [theirs, ours] = ["ranks", "embedded"].map(|engine| settings(engine, "adapter_config.json"));
+        for key in ["task_type", "modules_to_save", "target_modules", "r"] {
+            assert_eq!(theirs[key], ours[key], "{name}: {key}");
+        }
+        let [theirs, ours] = ["ranks", "embedded"].map(|engine| settings(engine, "config.json"));
+        for key in ["architectures", "id2label", "pad_token_id", "rloom"] {
+            assert_eq!(theirs.get(key), ours.get(key), "{name}: {key}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn adapters_on_one_rank_below_values_agree_with_the_embedded_engine() {
+    agree_below_values(1);
+}
+
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn adapters_on_two_ranks_below_values_agree_with_the_embedded_engine() {
+    agree_below_values(2);
 }
 
 /// A new adapter changes nothing, and its reference is the base. Checkpoints and publications are adapters that the embedded engine

@@ -18,10 +18,10 @@ const COMPLETIONS: PolicyObjectiveOr = PolicyObjectiveOr::Reward(RewardLoss::Pai
 /// The number of steps of a loss is that of its trajectories.
 const STEPS: PolicyObjectiveOr = PolicyObjectiveOr::Reward(RewardLoss::Steps { steps: 0 });
 
-const KINDS: [(PolicyHeads, PolicyObjectiveOr); 2] =
+pub(super) const KINDS: [(PolicyHeads, PolicyObjectiveOr); 2] =
     [(PolicyHeads::Reward, COMPLETIONS), (PolicyHeads::ProcessReward, STEPS)];
 
-fn spec(heads: PolicyHeads) -> RewardModelSpec {
+pub(super) fn spec(heads: PolicyHeads) -> RewardModelSpec {
     match heads {
         PolicyHeads::Reward => RewardModelSpec::Sequence { center: 0.3 },
         _ => RewardModelSpec::Process,
