@@ -35,7 +35,8 @@ def rows(method: str, shape: Shape, steps: int) -> list[dict[str, str]]:
     for ids in prompts(shape, count, 2 * LENGTH - half - 2):
         prompt, completions = ids[:half], ids[half:]
         chosen, rejected = completions[: half - 1], completions[half - 1 :]
-        found.append({"prompt": said(prompt), "chosen": said(chosen), "rejected": said(rejected)})
+        # TRL joins the texts of prompt and completion before it tokenises them.
+        found.append({"prompt": said(prompt) + " ", "chosen": said(chosen), "rejected": said(rejected)})
     return found
 
 

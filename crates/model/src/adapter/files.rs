@@ -149,24 +149,22 @@ impl StoredAdapter {
     pub(crate) fn model(&self, base: &ModelConfig, heads: OutputHeads) -> Result<ModelConfig, AdapterError> {
         let path = || self.folder.join(CONFIG);
         match (self.has_value, heads.rewards()) {
-            (true, false) => {
-                return Err(AdapterError::RewardModel { path: path() });
-            }
+            (true, false) => return Err(AdapterError::RewardModel { path: path() }),
             (false, true) => return Err(AdapterError::NoRewardModel { path: path() }),
             (false, false) => return Ok(base.clone()),
             (true, true) => {}
         }
-        let config = ModelConfig { output_heads: heads, ..base.clone() };
+        let mut config = base.clone();
+        config.output_heads = heads;
         let file = self.folder.join("config.json");
         if !file.is_file() {
             return Ok(config);
         }
         let own = ModelConfig::from_file_as(&file, heads)?;
-        let same_shape = ModelConfig { dtype: base.dtype, ..own };
-        if same_shape.parameter_count() != config.parameter_count() {
+        if own.parameter_count() != config.parameter_count() {
             return Err(AdapterError::OtherShape { path: self.folder.clone() });
         }
-        Ok(config.with_settings_of(&same_shape))
+        Ok(config.with_settings_of(own))
     }
 
     /// True for DoRA.

@@ -46,9 +46,9 @@ impl Clone for Adapter {
 
 impl Adapter {
     /// The adapter for a base that computes in another dtype.
-    pub(crate) fn with_dtype(self, dtype: Dtype) -> Self {
-        let model = ModelConfig { dtype, ..self.model };
-        Self { model, packed: OnceLock::new(), ..self }
+    pub(crate) fn with_dtype(mut self, dtype: Dtype) -> Self {
+        self.model.dtype = dtype;
+        Self { packed: OnceLock::new(), ..self }
     }
 
     /// An adapter of zeros.
@@ -59,11 +59,11 @@ impl Adapter {
     }
 
     /// The adapter below other heads, with a value head of zeros if they have one.
-    pub(crate) fn with_heads(self, heads: OutputHeads) -> Self {
-        let model = ModelConfig { output_heads: heads, ..self.model };
-        let specs = tensors::specs(&model, &self.config).into();
-        let tensors = AdapterSet { value: ValueHead::zeros(&model), ..self.tensors };
-        Self { config: self.config, model, tensors, specs, packed: OnceLock::new() }
+    pub(crate) fn with_heads(mut self, heads: OutputHeads) -> Self {
+        self.model.output_heads = heads;
+        self.tensors.value = ValueHead::zeros(&self.model);
+        let specs = tensors::specs(&self.model, &self.config).into();
+        Self { specs, packed: OnceLock::new(), ..self }
     }
 
     /// An adapter that adds nothing yet: `A` is random, `B` is zero.

@@ -119,14 +119,9 @@ impl ModelConfig {
     }
 
     /// This configuration with the special tokens and the other fields of `own`, which has the same shape.
-    pub(crate) fn with_settings_of(self, own: &Self) -> Self {
-        Self {
-            bos_token_id: own.bos_token_id,
-            eos_token_ids: own.eos_token_ids.clone(),
-            pad_token_id: own.pad_token_id,
-            source: own.source.clone(),
-            ..self
-        }
+    pub(crate) fn with_settings_of(self, own: Self) -> Self {
+        let Self { bos_token_id, eos_token_ids, pad_token_id, source, .. } = own;
+        Self { bos_token_id, eos_token_ids, pad_token_id, source, ..self }
     }
 
     /// True if queries and keys are normalised per head.

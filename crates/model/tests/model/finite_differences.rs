@@ -357,13 +357,13 @@ fn every_tensor_of_reward_models() {
 
 /// A policy of each family with an adapter whose `B` is no longer zero, and the files of its base.
 fn adapters() -> impl Iterator<Item = (&'static str, Model, Files)> {
-    adapters_of(&[&LoraTarget::LAYER[..], &[LoraTarget::LmHead]].concat())
+    adapters_of([&LoraTarget::LAYER[..], &[LoraTarget::LmHead]].concat())
 }
 
-fn adapters_of(targets: &[LoraTarget]) -> impl Iterator<Item = (&'static str, Model, Files)> {
+fn adapters_of(targets: Vec<LoraTarget>) -> impl Iterator<Item = (&'static str, Model, Files)> {
     policies(2, 12, 5).map(move |(name, policy)| {
         let base = Files::of(&policy);
-        let lora = LoraConfig::new(3, 4.5, name == "qwen3", targets);
+        let lora = LoraConfig::new(3, 4.5, name == "qwen3", &targets);
         let mut model = base.model().with_adapter(lora, 4);
         let specs: Vec<TensorSpec> = model.trained_tensors().map(|(spec, _)| spec.clone()).collect();
         for (index, spec) in specs.iter().enumerate().filter(|(_, spec)| spec.name.contains("lora_B")) {
@@ -390,7 +390,7 @@ fn every_tensor_of_adapters_with_a_value_head() {
         check(name, &with_random_value_head(policy.with_value_head()));
     }
     // A reward model has no language head to adapt.
-    for (name, policy, _base) in adapters_of(&LoraTarget::LAYER) {
+    for (name, policy, _base) in adapters_of(LoraTarget::LAYER.to_vec()) {
         check(name, &with_random_value_head(policy.to_reward()));
         check(name, &with_random_value_head(policy.to_process_reward()));
     }

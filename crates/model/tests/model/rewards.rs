@@ -219,7 +219,8 @@ fn adapters_round_trip_and_merge() {
 
         // In bf16, the base has no f32 matrices; an adapter of another program has no configuration of the model.
         let narrow = load(folder.path()).unwrap().with_dtype(Dtype::Bf16);
-        assert!(max_abs(&score(&narrow).last_value, &score(&model).last_value) < 0.1);
+        let off = relative(&score(&narrow).last_value, &score(&model).last_value);
+        assert!(off < 0.05, "{kind:?}: {off}");
         fs::remove_file(folder.path().join("config.json")).unwrap();
         let foreign = load(folder.path()).unwrap();
         assert_eq!(score(&foreign), score(&model));

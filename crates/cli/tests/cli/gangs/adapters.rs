@@ -7,7 +7,7 @@ use rloom_telemetry::{Event, read_events};
 
 use super::run::{Run, succeeded};
 
-/// A base that is trained in full, an adapter that samples, and one that continues it on preferences.
+/// A base that is trained in full, an adapter that samples, and two that continue it on preferences: a reward model and a policy.
 const RECIPE: &str = r#"
 [run]
 name = "gang"
@@ -55,8 +55,19 @@ group_size = 4
 kl = { coef = 0.1 }
 
 [[stage]]
+name = "reward"
+method = "reward_model"
+steps = 2
+groups_per_batch = 4
+
+[stage.data]
+rows = "preferences"
+worked_share = 0.7
+
+[[stage]]
 name = "dpo"
 method = "dpo"
+from = "rl"
 steps = 2
 groups_per_batch = 4
 
@@ -70,8 +81,9 @@ fn train(name: &str, lora: &str, ranks: &str) -> Run {
     run.sandbox.write("gang.toml", RECIPE);
     let python = format!("trainer.python={}", std::env::var("RLOOM_TEST_PYTHON").unwrap());
     let of_stage = |stage: &str| format!("stage.{stage}.trainer.lora={lora}");
-    let (rl, dpo) = (of_stage("rl"), of_stage("dpo"));
-    let settings = ["trainer.backend=torch", "trainer.learning_rate=1e-2", ranks, &python, &rl, &dpo];
+    let [rl, reward, dpo] = ["rl", "reward", "dpo"].map(of_stage);
+    let settings =
+        ["trainer.backend=torch", "trainer.learning_rate=1e-2", ranks, &python, &rl, &reward, &dpo];
     let settings = settings.iter().flat_map(|setting| ["--set", setting]);
     let arguments: Vec<&str> = ["train", "gang.toml", "--quiet"].into_iter().chain(settings).collect();
     succeeded(&run.finish(run.start(&arguments)));
@@ -98,15 +110,19 @@ fn check(run: &Run) {
         assert!(step["mismatch/max_abs"] < 1e-4, "{step:?}");
     }
     assert!(sampled[0]["kl"].abs() < 1e-6 && sampled[2]["kl"] > 1e-5, "{sampled:?}");
-    let preferred = metrics(run, "dpo");
-    assert!((preferred[0]["loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{preferred:?}");
+    for stage in ["reward", "dpo"] {
+        let preferred = metrics(run, stage);
+        assert!((preferred[0]["loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{stage}: {preferred:?}");
+    }
     let checkpoints = run.sandbox.path("runs/gang/checkpoints");
     let base = checkpoints.join("warmup-step-000001").canonicalize().unwrap();
-    for name in ["rl-step-000003", "dpo-step-000002"] {
+    for name in ["rl-step-000003", "reward-step-000002", "dpo-step-000002"] {
         let folder = checkpoints.join(name);
         assert_eq!(Model::base_of(&folder).unwrap().unwrap().canonicalize().unwrap(), base, "{name}");
         assert!(!folder.join("model.safetensors").exists());
     }
+    let reward = Model::load_reward(&checkpoints.join("reward-step-000002")).unwrap();
+    assert!(reward.config().reads_end_token());
 }
 
 #[test]
