@@ -10,7 +10,9 @@ use rloom_model::{GenerationConfig, Model};
 use rloom_ops::Ctx;
 use rloom_remote::{Gang, GangLora, GangSettings, PolicyHeads};
 
-use super::exactness::{WEIGHTS, agrees, distance, losses, preferences, size, train, train_with, weights};
+use super::exactness::{
+    WEIGHTS, agrees, distance, losses, opened, preferences, size, train, train_with, weights,
+};
 use super::reward_models::{KINDS, spec};
 use super::support::{optimizer, settings, start, trajectories};
 
@@ -131,16 +133,17 @@ fn agree_below_values(ranks: usize) {
             path
         };
         let mut own = embedded_below(heads, &base);
-        train_with(&mut own, of, 0..3, 1e-2);
+        // At this rate, no ratio is at the edge of PPO's clip, where its gradient jumps.
+        train_with(&mut own, of, 0..3, 3e-3);
         own.save(&at("embedded")).unwrap();
         gang.restore(&at("embedded")).unwrap();
         agrees(gang, &mut own, &name, heads, of);
 
-        // The embedded engine continues the checkpoint of the ranks.
+        // The embedded engine reads the checkpoint of the ranks.
         gang.save(&at("ranks")).unwrap();
-        let mut restored = embedded_below(heads, &base);
-        restored.restore(&at("ranks")).unwrap();
-        assert_eq!(restored.digest().unwrap(), gang.digest().unwrap(), "{name}");
+        let stored = opened(heads, &at("ranks"));
+        assert_eq!(stored.lora(), Some(&lora_config(&lora())), "{name}");
+        assert_eq!(rloom_embedded::digest(&stored), gang.digest().unwrap(), "{name}");
         let settings = |engine: &str, file: &str| -> serde_json::Value {
             serde_json::from_slice(&std::fs::read(at(engine).join(file)).unwrap()).unwrap()
         };

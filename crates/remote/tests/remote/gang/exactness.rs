@@ -203,18 +203,23 @@ pub(super) fn size(values: &[f32]) -> f64 {
 pub(super) fn weights(engine: &mut dyn TrainEngine, heads: PolicyHeads) -> BTreeMap<String, Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();
     engine.save(folder.path()).unwrap();
-    let model = match heads {
-        PolicyHeads::Policy => Model::load(folder.path()).unwrap(),
-        PolicyHeads::Critic => Model::load_critic(folder.path()).unwrap(),
-        PolicyHeads::Reward => Model::load_reward(folder.path()).unwrap(),
-        PolicyHeads::ProcessReward => Model::load_process_reward(folder.path()).unwrap(),
+    let model = opened(heads, folder.path());
+    model.trained_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
+}
+
+/// The model in a folder that an engine has saved.
+pub(super) fn opened(heads: PolicyHeads, folder: &Path) -> Model {
+    match heads {
+        PolicyHeads::Policy => Model::load(folder).unwrap(),
+        PolicyHeads::Critic => Model::load_critic(folder).unwrap(),
+        PolicyHeads::Reward => Model::load_reward(folder).unwrap(),
+        PolicyHeads::ProcessReward => Model::load_process_reward(folder).unwrap(),
         PolicyHeads::PolicyAndValue => {
-            let mut model = Model::load(folder.path()).unwrap().with_value_head();
-            model.load_value_head(&folder.path().join("trainer/value_head.safetensors")).unwrap();
+            let mut model = Model::load(folder).unwrap().with_value_head();
+            model.load_value_head(&folder.join("trainer/value_head.safetensors")).unwrap();
             model
         }
-    };
-    model.trained_tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec())).collect()
+    }
 }
 
 /// Gradients of one accumulation and weights after five steps are those of an embedded engine with the same start.
@@ -235,7 +240,10 @@ pub(super) fn agrees(
         let split = if step % 2 == 0 { of.packed(&all, 50, false) } else { of.packed(&all, 40, true) };
         assert!(split.len() > 1 && whole.len() == 1, "{name}");
         let losses = [accumulate(own, &whole, &all, of, step), accumulate(gang, &split, &all, of, step)];
-        assert!((losses[0] - losses[1]).abs() <= 1e-5 * losses[0].abs().max(1.0), "{name}: {losses:?}");
+        assert!(
+            (losses[0] - losses[1]).abs() <= 1e-5 * losses[0].abs().max(1.0),
+            "{name}, step {step}: {losses:?}"
+        );
         if step == 0 {
             let gradients: BTreeMap<String, Vec<f32>> = gang.gradients().unwrap().into_iter().collect();
             assert_eq!(gradients.len(), before.len(), "{name}");
@@ -246,7 +254,7 @@ pub(super) fn agrees(
         }
         let rate = OptimStep { learning_rate: 1e-3 };
         let norms = [own.step(&rate).unwrap().grad_norm, gang.step(&rate).unwrap().grad_norm];
-        assert!((norms[0] / norms[1] - 1.0).abs() < 1e-4, "{name}: {norms:?}");
+        assert!((norms[0] / norms[1] - 1.0).abs() < 1e-4, "{name}, step {step}: {norms:?}");
     }
     let after = weights(gang, heads);
     let expected = weights(own, heads);

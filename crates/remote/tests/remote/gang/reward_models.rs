@@ -6,12 +6,12 @@ use rloom_algo::{RewardLoss, RewardModelSpec};
 use rloom_core::PolicyVersion;
 use rloom_embedded::EmbeddedTrainEngine;
 use rloom_engine::{Form, OptimStep, PublishedWeights, TrainEngine, Which, pack_groups};
-use rloom_model::{GenerationConfig, Model};
+use rloom_model::GenerationConfig;
 use rloom_ops::Ctx;
 use rloom_remote::{GangSettings, PolicyHeads};
 use serde_json::{Value, json};
 
-use super::exactness::{PolicyObjectiveOr, accumulate, agrees, distance, size, train_with};
+use super::exactness::{PolicyObjectiveOr, accumulate, agrees, distance, opened, size, train_with};
 use super::support::{model, optimizer, settings, start};
 
 const COMPLETIONS: PolicyObjectiveOr = PolicyObjectiveOr::Reward(RewardLoss::Pairs { center: 0.3 });
@@ -30,13 +30,6 @@ pub(super) fn spec(heads: PolicyHeads) -> RewardModelSpec {
 
 fn embedded(heads: PolicyHeads) -> EmbeddedTrainEngine {
     EmbeddedTrainEngine::reward(Ctx::new(1).unwrap(), &model(), spec(heads), Some(1), optimizer())
-}
-
-fn opened(heads: PolicyHeads, folder: &std::path::Path) -> Model {
-    match heads {
-        PolicyHeads::Reward => Model::load_reward(folder).unwrap(),
-        _ => Model::load_process_reward(folder).unwrap(),
-    }
 }
 
 /// Starts from heads that are not zero: through those the gradient does not reach the backbone.
@@ -112,10 +105,9 @@ fn reward_models_move_between_the_engines() {
         // The model of the ranks scores in this process as there.
         let expected = gang.score(Which::Policy, &batches).unwrap();
         own.restore(&of_own).unwrap();
-        let opened = Arc::new(opened(heads, &of_gang));
         let mut of_folder = EmbeddedTrainEngine::new(
             Ctx::new(1).unwrap(),
-            opened,
+            Arc::new(opened(heads, &of_gang)),
             None,
             optimizer(),
             GenerationConfig::default(),
