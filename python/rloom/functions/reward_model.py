@@ -9,6 +9,8 @@ from typing import Any
 
 from .errors import RefusedError
 
+#: File of an adapter of PEFT, and the name of the weight of a reward model's head.
+ADAPTER, HEAD = "adapter_config.json", "score.weight"
 #: Functions of the probabilities that the steps of a completion are right.
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -26,7 +28,7 @@ class RewardModel:
     """
 
     def __init__(self, folder: str, batch_tokens: int, steps: dict[str, str] | None = None) -> None:
-        if not Path(folder, "config.json").is_file():
+        if not any(Path(folder, name).is_file() for name in ("config.json", ADAPTER)):
             raise RefusedError(f"{folder} is no folder of transformers: it has no config.json")
         try:
             import torch
@@ -41,7 +43,7 @@ class RewardModel:
                 if steps
                 else transformers.AutoModelForSequenceClassification
             )
-            if Path(folder, "adapter_config.json").is_file():
+            if Path(folder, ADAPTER).is_file():
                 model, missing = _adapted(folder, kind)
             else:
                 model, loading = kind.from_pretrained(folder, output_loading_info=True)
@@ -151,20 +153,28 @@ def _adapted(folder: str, kind: Any) -> tuple[Any, list[str]]:
 
     Returns the model, with the adapter added to its weights, and the names of missing tensors.
     """
-    import peft
+    try:
+        import peft
+    except ImportError as error:
+        raise RefusedError(f"{folder} is an adapter, which needs peft") from error
     import transformers
     from safetensors import safe_open
 
+    with safe_open(Path(folder, "adapter_model.safetensors"), framework="pt") as file:
+        given = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
+        labels = file.get_slice(f"base_model.model.{HEAD}").get_shape()[0] if HEAD in given else 1
     settings = peft.PeftConfig.from_pretrained(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
+    # RLoom writes the configuration of the whole model; adapters of other programs have that of their base.
+    if Path(folder, "config.json").is_file():
+        config = transformers.AutoConfig.from_pretrained(folder)
+    else:
+        config = transformers.AutoConfig.from_pretrained(settings.base_model_name_or_path, num_labels=labels)
     base, loading = kind.from_pretrained(
         settings.base_model_name_or_path, config=config, output_loading_info=True
     )
     # Of any head: PEFT's models of a task want all methods of its own.
     settings.task_type = None
     model = peft.PeftModel.from_pretrained(base, folder, config=settings).merge_and_unload()
-    with safe_open(Path(folder, "adapter_model.safetensors"), framework="pt") as file:
-        given = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
     return model, sorted(set(loading["missing_keys"]) - given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,32 @@ def test_values_are_made_of_the_steps(template: str | None, tmp_path: Path) -> N
     save(tmp_path / "one", kind=Qwen2ForTokenClassification)
     with pytest.raises(RefusedError, match="it has 1 labels, not wrong and right"):
         opened(tmp_path / "one", steps={"reduce": "min", "separator": "+"})
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_adapters_of_peft_are_added_to_their_base(labels: int, tmp_path: Path) -> None:
+    peft = importlib.import_module("peft")
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    tokenizer = save(base, kind=Qwen2ForCausalLM)
+    kind: Any = Qwen2ForSequenceClassification if labels == 1 else Qwen2ForTokenClassification
+    torch.manual_seed(3)
+    shape = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    config = peft.LoraConfig(**shape, task_type="SEQ_CLS" if labels == 1 else "TOKEN_CLS")
+    own = peft.get_peft_model(kind.from_pretrained(base, num_labels=labels), config).eval()
+    own.save_pretrained(adapter)
+    tokenizer.save_pretrained(adapter)
+    assert not (adapter / "config.json").exists()
+    options: dict[str, Any] = {} if labels == 1 else {"steps": {"separator": "=", "reduce": "last"}}
+    found = opened(adapter, **options)(prompts=PROMPTS[:2], completions=["2", "1=7="])
+    for prompt, completion, value in zip(PROMPTS, ["2", "1=7="], found, strict=False):
+        text = prompt + completion + ("=" if labels == 2 and completion == "2" else "")
+        with torch.inference_mode():
+            logits = own(input_ids=torch.tensor([tokenizer.encode(text)])).logits[0]
+        expected = logits[0] if labels == 1 else torch.sigmoid(logits[-1, 1] - logits[-1, 0])
+        assert value == pytest.approx(expected.item(), abs=1e-5)
+    # The base alone has no head.
+    with pytest.raises(RefusedError, match="no reward model"):
+        opened(base, **options)
 
 
 def test_texts_of_similar_lengths_are_computed_together() -> None:
