@@ -22,6 +22,8 @@ losses = []
 class CrossEntropy:
     """Mean negative log-probability."""
 
+    divergence = None
+
     def inert(self, micro_batch: int) -> list[bool]:
         return []
 

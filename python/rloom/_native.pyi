@@ -1,6 +1,6 @@
 """The extension module. Arrays are little-endian f32 bytes."""
 
-from typing import final
+from typing import Literal, final
 
 VERSION: str
 
@@ -51,6 +51,9 @@ class LossStep:
     def noise(self, sequences: list[tuple[tuple[int, int, int], int]], width: int) -> bytearray | None:
         """Noise on the embeddings of sequences, each its key and its number of tokens: `[tokens, width]`, or none."""
 
+    def divergence(self) -> tuple[Literal["forward_kl", "reverse_kl", "jensen_shannon"], float, float] | None:
+        """The divergence from a teacher over the whole vocabulary: its kind, the teacher's weight and the inverse temperature."""
+
     def evaluate(
         self,
         micro_batch: int,
@@ -58,6 +61,8 @@ class LossStep:
         entropy: bytes,
         value: bytes = b"",
         last_value: bytes = b"",
+        divergence: bytes = b"",
+        candidate_logprob: bytes = b"",
     ) -> LossGrad:
         """Loss and coefficients of one micro-batch."""
 
@@ -76,6 +81,14 @@ class LossGrad:
     @property
     def d_last_value(self) -> bytearray:
         """By the value after each sequence's last token; empty but for a reward model."""
+
+    @property
+    def d_divergence(self) -> bytearray:
+        """By the divergence from a teacher; empty but for a distillation over the whole vocabulary."""
+
+    @property
+    def d_candidate_logprob(self) -> bytearray:
+        """By the log-probability of each candidate, `[tokens, k]`; empty but for a distillation over some tokens."""
 
     @property
     def terms(self) -> LossTerms: ...

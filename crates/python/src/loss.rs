@@ -2,7 +2,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
-use rloom_algo::{LossGrad, LossStep, LossTerms, TokenScores};
+use rloom_algo::{
+    DistillationLoss, LossGrad, LossStep, LossTerms, Objective, TokenScores, VocabularyDivergence,
+};
 use rloom_core::{SampleKey, Ticket};
 
 use crate::{exception, floats};
@@ -12,16 +14,6 @@ use crate::{exception, floats};
 #[derive(Debug)]
 pub(crate) struct PyLossStep {
     step: LossStep<'static>,
-}
-
-fn scores(logprob: &[u8], entropy: &[u8], value: &[u8], last_value: &[u8]) -> PyResult<TokenScores> {
-    Ok(TokenScores {
-        logprob: floats::read("logprob", logprob)?,
-        entropy: floats::read("entropy", entropy)?,
-        value: floats::read("value", value)?,
-        last_value: floats::read("last_value", last_value)?,
-        ..TokenScores::default()
-    })
 }
 
 #[pymethods]
@@ -59,10 +51,29 @@ impl PyLossStep {
         floats::write(py, &all).map(Some)
     }
 
+    /// The divergence from a teacher over the whole vocabulary, if the loss is one: its kind, the teacher's weight in a mixture and
+    /// the inverse temperature.
+    fn divergence(&self) -> Option<(&'static str, f64, f64)> {
+        let Objective::Distillation(DistillationLoss { distillation, .. }) = &self.step.objective else {
+            return None;
+        };
+        let (kind, beta) = match distillation.over_vocabulary() {
+            _ if distillation.top_k().is_some() => return None,
+            VocabularyDivergence::ForwardKl => ("forward_kl", 0.0),
+            VocabularyDivergence::ReverseKl => ("reverse_kl", 0.0),
+            VocabularyDivergence::JensenShannon { beta } => ("jensen_shannon", beta),
+        };
+        Some((kind, beta, 1.0 / distillation.temperature()))
+    }
+
     /// Loss and coefficients of one micro-batch.
     #[pyo3(
-        signature = (micro_batch, logprob, entropy, value = b"".as_slice(), last_value = b"".as_slice()),
-        text_signature = "($self, micro_batch, logprob, entropy, value=b'', last_value=b'')"
+        signature = (
+            micro_batch, logprob, entropy, value = b"".as_slice(), last_value = b"".as_slice(),
+            divergence = b"".as_slice(), candidate_logprob = b"".as_slice()
+        ),
+        text_signature = "($self, micro_batch, logprob, entropy, value=b'', last_value=b'', divergence=b'', \
+                          candidate_logprob=b'')"
     )]
     fn evaluate(
         &self,
@@ -72,9 +83,18 @@ impl PyLossStep {
         entropy: &[u8],
         value: &[u8],
         last_value: &[u8],
+        divergence: &[u8],
+        candidate_logprob: &[u8],
     ) -> PyResult<PyLossGrad> {
         py.detach(|| {
-            let scores = scores(logprob, entropy, value, last_value)?;
+            let scores = TokenScores {
+                logprob: floats::read("logprob", logprob)?,
+                entropy: floats::read("entropy", entropy)?,
+                value: floats::read("value", value)?,
+                last_value: floats::read("last_value", last_value)?,
+                divergence: floats::read("divergence", divergence)?,
+                candidate_logprob: floats::read("candidate_logprob", candidate_logprob)?,
+            };
             let grad = self.step.evaluate(micro_batch, &scores).map_err(exception)?;
             Ok(PyLossGrad { grad })
         })
@@ -112,6 +132,18 @@ impl PyLossGrad {
     #[getter]
     fn d_last_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         floats::write(py, &self.grad.d_last_value)
+    }
+
+    /// By each divergence from a teacher, as f32 bytes; empty but for a distillation over the whole vocabulary.
+    #[getter]
+    fn d_divergence<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        floats::write(py, &self.grad.d_divergence)
+    }
+
+    /// By the log-probability of each candidate, as f32 bytes; empty but for a distillation over some tokens.
+    #[getter]
+    fn d_candidate_logprob<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        floats::write(py, &self.grad.d_candidate_logprob)
     }
 
     /// Sums of the micro-batch.

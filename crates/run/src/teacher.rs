@@ -16,8 +16,13 @@ use crate::{Policy, RunError};
 /// The teacher of a stage.
 #[derive(Debug)]
 pub enum StageTeacher {
-    /// A model that this process computes.
-    Model(Box<Policy>),
+    /// A model in a folder, which the engine that trains computes.
+    Model {
+        /// The model, opened without its weights where other processes compute it.
+        policy: Box<Policy>,
+        /// Its folder.
+        folder: PathBuf,
+    },
     /// A server.
     Endpoint(Box<EndpointTeacher>),
 }
@@ -42,9 +47,12 @@ pub(crate) fn open(
             (format!("of stage `{name}`"), end_of(config, name, run, inputs.policy)?)
         }
     };
-    let policy = Policy::open_frozen(&folder, config.dtype)?;
+    let policy = match stage.trains_outside() {
+        true => Policy::open_outside(&folder, config.dtype)?,
+        false => Policy::open_frozen(&folder, config.dtype)?,
+    };
     match difference(&policy, inputs) {
-        None => Ok(Some(StageTeacher::Model(Box::new(policy)))),
+        None => Ok(Some(StageTeacher::Model { policy: Box::new(policy), folder })),
         Some(what) => Err(RunError::OtherTeacher { stage: stage.name.clone(), model: source, what }),
     }
 }

@@ -12,6 +12,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rloom.torch.comparison import Comparison
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -29,6 +31,8 @@ class Batch:
     keys: tuple[tuple[int, int, int], ...] = ()
     #: Noise on the embeddings, `[T, width]`.
     noise: Tensor | None = None
+    #: What the distributions at the scored tokens are compared with.
+    comparison: Comparison | None = None
     #: Position of each token in its sequence, `[T]`.
     positions: Tensor = field(init=False)
 
@@ -68,7 +72,10 @@ class Batch:
         if noise is not None:
             noise = torch.cat([noise[starts[i] : starts[i + 1]] for i in sequences])
         keys = tuple(self.keys[i] for i in sequences) if self.keys else ()
-        return Batch(torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature), keys, noise)
+        comparison = None if self.comparison is None else self.comparison.only(self.scored_of(sequences))
+        return Batch(
+            torch.cat(tokens), lengths, torch.cat(rows), torch.cat(temperature), keys, noise, comparison
+        )
 
     def only_or_dummy(self, sequences: Sequence[int]) -> Batch:
         """Returns a batch of some sequences, or one that scores nothing if there are none."""

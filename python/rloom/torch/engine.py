@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from rloom._native import WeightDigest
 from rloom.torch import adapter
 from rloom.torch.batch import Batch
+from rloom.torch.comparison import Comparison, Head, most_probable
 from rloom.torch.errors import CheckpointError, LossError, NotFiniteError, RankError
 from rloom.torch.model import VALUE_HEAD, Scores, ScoringModel, open_model
 from rloom.torch.optimizer import Optimizer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
 
 Progress = Callable[[int], None]
+Which = Literal["policy", "reference", "teacher"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Engine:
         self.has_reference_moved = False
         #: Adapter that the stage starts with, while the reference is the policy at the start.
         self.start: list[Tensor] | None = None
+        #: Teacher of a distillation, or of a KL to it.
+        self.teacher: ScoringModel | None = None
         if settings.lora is not None and settings.reference == settings.lora.start:
             self.start = [local_part(weight).clone() for weight in self.model.named_weights().values()]
         elif settings.reference is not None:
@@ -76,13 +80,13 @@ class Engine:
         batches: dict[int, Batch],
         total: int,
         *,
-        reference: bool,
         progress: Progress,
+        which: Which = "policy",
         is_masked: bool = False,
     ) -> list[Scores]:
         """Scores this rank's micro-batches without a gradient; with `is_masked`, by the masks of a training pass."""
         results = []
-        with self._scored(reference=reference) as model:
+        with self._scored(which) as model:
             for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
                 with torch.no_grad(), self.world.agreement(), self._dropout(micro_batch, is_masked):
                     scores = self._score(model, batch)
@@ -93,10 +97,12 @@ class Engine:
         return results
 
     @contextmanager
-    def _scored(self, *, reference: bool) -> Iterator[Any]:
+    def _scored(self, which: Which) -> Iterator[Any]:
         """The model to score with. The start of an adapter takes the adapter's place meanwhile."""
-        if not reference:
+        if which == "policy":
             yield self.optimizer.module
+        elif which == "teacher":
+            yield self._opened_teacher()
         elif self.start is None:
             yield self._opened_reference()
         else:
@@ -149,6 +155,9 @@ class Engine:
         except BaseException:
             self.optimizer.zero()
             raise
+        finally:
+            if self.teacher is not None:
+                self.teacher.release()
         return results
 
     def step(self, learning_rate: float) -> float:
@@ -161,7 +170,7 @@ class Engine:
 
     def reference_digest(self) -> int:
         """Returns the digest of the reference's weights, with those of an adapter's base."""
-        with self._scored(reference=True):
+        with self._scored("reference"):
             model = self.model if self.start is not None else self._opened_reference()
             weights = list(model.named_weights().items())
             if self.start is not None:
@@ -193,6 +202,53 @@ class Engine:
         if self.reference is None:
             raise RankError("no reference policy is loaded")
         return self.reference
+
+    def open_teacher(self, folder: str, adapter: str | None) -> None:
+        """Opens the teacher whose distributions the policy's are compared with; an adapter is added to its weights."""
+        self.teacher = self.world.open(folder, "policy", self.settings, is_trained=False, merged=adapter)
+        choose_layout(self.teacher, DTYPES[self.settings.dtype])
+
+    def _opened_teacher(self) -> ScoringModel:
+        if self.teacher is None:
+            raise RankError("no teacher is loaded")
+        return self.teacher
+
+    def teacher_top(
+        self, batches: dict[int, Batch], total: int, *, k: int, temperature: float, progress: Progress
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Returns the teacher's most probable tokens at the scored positions of this rank's micro-batches."""
+        results = []
+        for done, (micro_batch, batch) in enumerate(self._rounds(batches, total), start=1):
+            with torch.no_grad(), self.world.agreement():
+                head = self._teacher_head(batch)
+                ids, logprob = most_probable(head, k, self.model.vocabulary, 1 / temperature)
+                split = self._opened_teacher().split(batch)
+                ids, logprob = (split.gathered(x, batch.rows - 1) for x in (ids, logprob))
+            if micro_batch is not None:
+                results.append((ids.to("cpu", torch.int64), logprob.to("cpu", torch.float32)))
+            progress(done)
+        return results
+
+    def _teacher_head(self, batch: Batch) -> Head:
+        """The teacher's head over its hidden states for this rank's scored tokens."""
+        teacher = self._opened_teacher()
+        if teacher.layout != "unpacked":
+            return teacher.head(teacher(batch, rows_only=True))
+        count = int(self.world.largest(torch.tensor([len(batch.lengths)])).item())
+        each = []
+        for sequence in range(count):
+            has = sequence < len(batch.lengths)
+            rows = teacher(batch.only([sequence]) if has else Batch.dummy(), rows_only=True)
+            each += [rows] if has else []
+        return teacher.head(torch.cat(each))
+
+    def _compared(self, batch: Batch, loss: Loss) -> Batch:
+        """A micro-batch with the teacher's side of a comparison over the whole vocabulary."""
+        if loss.divergence is None:
+            return batch
+        with torch.no_grad():
+            teacher = self._teacher_head(batch)
+        return replace(batch, comparison=Comparison(teacher, loss.divergence))
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights by their names in Hugging Face folders, in the order of the digest; every rank has to call it."""
@@ -286,7 +342,7 @@ class Engine:
         # Sequences to score go first, while there are no activations in memory.
         scored = batch.only_or_dummy(parts.scored)
         noisy = batch if micro_batch is None else loss.noisy(batch, self.model.width)
-        trained = noisy.only_or_dummy(parts.trained)
+        trained = self._compared(noisy.only_or_dummy(parts.trained), loss)
         only_scored = with_graph = None
         with self._dropout(micro_batch):
             if parts.most_scored:
@@ -307,7 +363,7 @@ class Engine:
                 check_inert(coefficients, batch, parts.scored, micro_batch)
         if parts.most_trained and self.model.layout == "unpacked":
             with self._dropout(micro_batch):
-                self._back_propagate_each(noisy, parts, coefficients)
+                self._back_propagate_each(trained, parts, coefficients)
         elif with_graph is not None:
             with self._dropout(micro_batch):
                 self._backward(batch, parts.trained, coefficients, with_graph)
@@ -342,7 +398,7 @@ class Engine:
             has = sequence < len(batch.lengths)
             scores = model(batch.only([sequence]) if has else Batch.dummy()).detached()
             each += [scores] if has else []
-        return Scores(*(torch.cat(lists) for lists in zip(*each, strict=True)))
+        return Scores(*(_joined(lists) for lists in zip(*each, strict=True)))
 
 
 def open_engine(settings: Settings, world: World) -> Engine:
@@ -395,23 +451,31 @@ def check_inert(coefficients: Coefficients, batch: Batch, sequences: Sequence[in
 def merged(batch: Batch, parts: Parts, scored: Scores | None, trained: Scores | None) -> Scores:
     """Returns the scores of the whole micro-batch from those of its parts."""
     lists = []
-    for field in range(4):
+    for field in Scores._fields:
         of_sequence = [
-            [i] if field == 3 else batch.scored_of([i]).tolist() for i in range(len(batch.lengths))
+            [i] if field == "last_value" else batch.scored_of([i]).tolist() for i in range(len(batch.lengths))
         ]
-        whole = torch.empty(sum(len(own) for own in of_sequence))
-        is_empty = True
+        whole = None
         for sequences, scores in ((parts.scored, scored), (parts.trained, trained)):
             own = [index for i in sequences for index in of_sequence[i]]
-            if scores is not None and own and len(scores[field]):
-                whole[own] = scores[field].detach().float().cpu()
-                is_empty = False
-        lists.append(torch.empty(0) if is_empty else whole)
+            given = None if scores is None else getattr(scores, field)
+            if given is not None and own and len(given):
+                if whole is None:
+                    whole = torch.empty(sum(len(own) for own in of_sequence), *given.shape[1:])
+                whole[own] = given.detach().float().cpu()
+        lists.append(torch.empty(0) if whole is None else whole)
     return Scores(*lists)
+
+
+def _joined(lists: Sequence[Tensor]) -> Tensor:
+    """Joins the scores of sequences; those of a sequence without scored tokens may have no width."""
+    filled = [x for x in lists if len(x)]
+    return torch.cat(filled) if filled else lists[0]
 
 
 def check_finite(scores: Scores, micro_batch: int | None) -> None:
     """Refuses scores that are infinite or NaN."""
-    for what, lists in (("log_probability", scores[:2]), ("value", scores[2:])):
+    named = (("log_probability", scores[:2]), ("value", scores[2:4]), ("log_probability", scores[4:]))
+    for what, lists in named:
         if not all(bool(torch.isfinite(x).all()) for x in lists):
             raise NotFiniteError(what, micro_batch)

@@ -45,7 +45,7 @@ class _Scores(torch.autograd.Function):
         size = chunk_rows(weight.shape[0], hidden.device)
         for start in range(0, rows, size):
             own = slice(start, min(start + size, rows))
-            logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
+            logprobs = logprobs_of(hidden[own], weight, bias, inv_temperature[own])
             logprob[own] = logprobs.gather(1, targets[own, None])[:, 0]
             entropy[own] = -_weighted(logprobs.exp(), logprobs)
         ctx.save_for_backward(hidden, weight, bias, targets, inv_temperature, entropy)
@@ -54,34 +54,56 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_logprob: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         hidden, weight, bias, targets, inv_temperature, entropy = ctx.saved_tensors
-        d_hidden = torch.zeros_like(hidden)
-        precision = _precision(hidden)
-        d_weight: Tensor | None = None
-        d_bias = None if bias is None else torch.zeros(bias.shape, dtype=precision, device=bias.device)
+        gradients = HeadGradients(hidden, weight, bias, needs_weight=ctx.needs_input_grad[1])
         rows, size = hidden.shape[0], chunk_rows(weight.shape[0], hidden.device)
         for start in range(0, rows, size):
             own = slice(start, min(start + size, rows))
-            logprobs = _logprobs(hidden[own], weight, bias, inv_temperature[own])
+            logprobs = logprobs_of(hidden[own], weight, bias, inv_temperature[own])
             d_logits = _without_target(logprobs, entropy[own], d_logprob[own], d_entropy[own])
             d_logits.scatter_add_(1, targets[own, None], d_logprob[own, None])
-            d_logits.mul_(inv_temperature[own, None])
-            if d_bias is not None:
-                d_bias += d_logits.sum(0)
-            typed = d_logits.to(hidden.dtype)
-            torch.mm(typed, weight, out=d_hidden[own])
-            if not ctx.needs_input_grad[1]:
-                continue
-            if d_weight is None:
-                d_weight = typed.T @ hidden[own]
-            elif typed.dtype == precision:
-                d_weight.addmm_(typed.T, hidden[own])
-            else:
-                d_weight = d_weight.to(precision).add_(typed.T @ hidden[own])
-        if d_weight is None and ctx.needs_input_grad[1]:
-            d_weight = torch.zeros_like(weight)
-        to_weight = None if d_weight is None else d_weight.to(weight.dtype)
-        to_bias = None if d_bias is None else d_bias.to(bias.dtype)
-        return d_hidden, to_weight, to_bias, None, None
+            gradients.add(own, d_logits.mul_(inv_temperature[own, None]))
+        return (*gradients.result(), None, None)
+
+
+class HeadGradients:
+    """Gradients of a head's input, table and bias from those of its logits, chunk by chunk."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, needs_weight: bool) -> None:
+        self.hidden, self.weight, self.bias, self.needs_weight = hidden, weight, bias, needs_weight
+        self.precision = _precision(hidden)
+        self.d_hidden = torch.zeros_like(hidden)
+        self.d_weight: Tensor | None = None
+        self.d_bias: Tensor | None = None
+        if bias is not None:
+            self.d_bias = torch.zeros(bias.shape, dtype=self.precision, device=bias.device)
+
+    def add(self, rows: slice, d_logits: Tensor) -> None:
+        """Adds those of a chunk, whose logits are those of the first tokens."""
+        hidden, width = self.hidden[rows], d_logits.shape[1]
+        if self.d_bias is not None:
+            self.d_bias[:width] += d_logits.sum(0)
+        typed = d_logits.to(hidden.dtype)
+        torch.mm(typed, self.weight[:width], out=self.d_hidden[rows])
+        if not self.needs_weight:
+            return
+        if self.d_weight is None:
+            self.d_weight = typed.T @ hidden
+        elif typed.dtype == self.precision:
+            self.d_weight.addmm_(typed.T, hidden)
+        else:
+            self.d_weight = self.d_weight.to(self.precision).add_(typed.T @ hidden)
+
+    def result(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the gradients of input, table and bias."""
+        d_weight, d_bias = self.d_weight, self.d_bias
+        if d_weight is None and self.needs_weight:
+            d_weight = torch.zeros_like(self.weight)
+        if d_weight is not None and len(d_weight) < len(self.weight):
+            others = d_weight.new_zeros((len(self.weight) - len(d_weight), d_weight.shape[1]))
+            d_weight = torch.cat([d_weight, others])
+        to_weight = None if d_weight is None else d_weight.to(self.weight.dtype)
+        to_bias = None if d_bias is None or self.bias is None else d_bias.to(self.bias.dtype)
+        return self.d_hidden, to_weight, to_bias
 
 
 class _ShardedScores(torch.autograd.Function):
@@ -158,7 +180,8 @@ def _precision(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-def _logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, inv_temperature: Tensor) -> Tensor:
+def logprobs_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, inv_temperature: Tensor) -> Tensor:
+    """Returns the log-probabilities of all tokens, `[S, V]`."""
     logits = torch.nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
     return torch.log_softmax(logits.mul_(inv_temperature.to(logits.dtype)[:, None]), dim=-1)
 

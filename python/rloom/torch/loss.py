@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rloom._native import LossGrad, LossStep, NativeError
+from rloom.torch.comparison import Divergence
 from rloom.torch.errors import LossError, NotFiniteError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class Coefficients:
     terms: bytes = b""
     #: By the value after each sequence's last token; of reward models alone.
     d_last_value: Tensor = field(default_factory=lambda: torch.empty(0))
+    #: By the divergences from a teacher, `[S]`, or by the log-probabilities of its most probable tokens, `[S, k]`.
+    d_divergence: Tensor = field(default_factory=lambda: torch.empty(0))
+    d_candidate_logprob: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def of(self, batch: Batch, sequences: Sequence[int], scores: Scores) -> Tensor:
         """Returns the scalar whose derivative by each score of these sequences is its coefficient."""
@@ -45,8 +49,16 @@ class Coefficients:
     def _of_sequences(self, batch: Batch, sequences: Sequence[int]) -> list[Tensor]:
         """Returns the coefficients of some sequences, in the order of `Scores`."""
         rows, places = batch.scored_of(sequences), torch.tensor(sequences, dtype=torch.long)
-        of_tokens = [d[rows] if len(d) else d for d in (self.d_logprob, self.d_entropy, self.d_value)]
-        return [*of_tokens, self.d_last_value[places] if len(self.d_last_value) else self.d_last_value]
+        all_tokens = (
+            self.d_logprob,
+            self.d_entropy,
+            self.d_value,
+            self.d_divergence,
+            self.d_candidate_logprob,
+        )
+        of_tokens = [d[rows] if len(d) else d for d in all_tokens]
+        of_sequences = self.d_last_value[places] if len(self.d_last_value) else self.d_last_value
+        return [*of_tokens[:3], of_sequences, *of_tokens[3:]]
 
 
 class Loss(Protocol):
@@ -57,6 +69,10 @@ class Loss(Protocol):
 
     def noisy(self, batch: Batch, width: int) -> Batch:
         """Returns the micro-batch with the noise that its embeddings of this width get in training."""
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The divergence from a teacher over the whole vocabulary, if the loss is one."""
 
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         """Returns the coefficients of a micro-batch."""
@@ -79,6 +95,11 @@ class NativeLoss:
         noise = self.step.noise(sequences, width) if sequences else None
         return batch if noise is None else replace(batch, noise=_tensor(noise).view(-1, width))
 
+    @property
+    def divergence(self) -> Divergence | None:
+        given = self.step.divergence()
+        return None if given is None else Divergence(*given)
+
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         try:
             grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores))
@@ -86,7 +107,7 @@ class NativeLoss:
             raise LossError(str(error), micro_batch=micro_batch, scores=scores) from error
         if not math.isfinite(grad.terms.loss):
             raise NotFiniteError("loss", micro_batch)
-        return _coefficients(grad)
+        return _coefficients(grad, len(scores.logprob))
 
 
 class KnownLoss:
@@ -103,6 +124,10 @@ class KnownLoss:
     def noisy(self, batch: Batch, width: int) -> Batch:  # noqa: ARG002
         return batch
 
+    @property
+    def divergence(self) -> Divergence | None:
+        return None
+
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         return self.by_micro_batch[micro_batch]
 
@@ -111,13 +136,16 @@ def _bytes(scores: Tensor) -> bytes:
     return scores.float().contiguous().numpy().tobytes()
 
 
-def _coefficients(grad: LossGrad) -> Coefficients:
+def _coefficients(grad: LossGrad, tokens: int) -> Coefficients:
+    of_candidates = _tensor(grad.d_candidate_logprob)
     return Coefficients(
         _tensor(grad.d_logprob),
         _tensor(grad.d_entropy),
         _tensor(grad.d_value),
         grad.terms.to_bytes(),
         _tensor(grad.d_last_value),
+        _tensor(grad.d_divergence),
+        of_candidates.view(tokens, -1) if len(of_candidates) else of_candidates,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.torch.batch import Batch
-from rloom.torch.engine import DTYPES, Engine, Trained, check_finite, check_inert, merged
+from rloom.torch.engine import DTYPES, Engine, Trained, Which, check_finite, check_inert, merged
 from rloom.torch.errors import CheckpointError, NotFiniteError, RankError
 from rloom.torch.megatron_model import MegatronModel, check, join_groups, optimizer_config
 from rloom.torch.optimizer import STEPS, Optimizer
@@ -56,11 +56,11 @@ class MegatronEngine(Engine):
         batches: dict[int, Batch],
         total: int,
         *,
-        reference: bool,
         progress: Progress,
+        which: Which = "policy",
         is_masked: bool = False,  # noqa: ARG002
     ) -> list[Scores]:
-        model = self.frozen if reference else self.megatron
+        model = self.megatron if which == "policy" else self.frozen
         if model is None:
             raise RankError("no reference policy is loaded")
         rounds = list(self._rounds(batches, total))

@@ -226,4 +226,4 @@ class MegatronModel:
         )
         none = rows.new_empty(0, dtype=torch.float32)
         logprob, entropy = (packing.joined(x, len(batch.rows), self.context_group) for x in own)
-        return Scores(logprob, entropy, none, none)
+        return Scores(logprob, entropy, none, none, none, none)

@@ -21,6 +21,7 @@ from transformers import (
 from rloom._native import digest_order
 from rloom.torch import adapter
 from rloom.torch.attention import PACKED, AttentionNotSupportedError
+from rloom.torch.comparison import Head
 from rloom.torch.errors import BatchError, ModelError
 from rloom.torch.head import token_scores
 from rloom.torch.sequence import Split
@@ -54,11 +55,13 @@ class Scores(NamedTuple):
     value: Tensor
     #: Value after each sequence's last token; with a gradient in a reward model alone.
     last_value: Tensor
+    #: Divergence from a teacher, or log-probabilities of candidates, `[S, k]`, of a batch with a comparison.
+    divergence: Tensor
+    candidate_logprob: Tensor
 
     def detached(self) -> Scores:
         """Returns the scores on the CPU, without their graph."""
-        lists = (self.logprob, self.entropy, self.value, self.last_value)
-        return Scores(*(x.detach().to("cpu", torch.float32) for x in lists))
+        return Scores(*(x.detach().to("cpu", torch.float32) for x in self))
 
 
 class ScoringModel(nn.Module):
@@ -113,9 +116,12 @@ class ScoringModel(nn.Module):
         config = self.hf.config.get_text_config()
         return any(getattr(config, name, None) for name in EXPERTS)
 
-    def forward(self, batch: Batch, own_head: bool = False) -> Scores | Tensor:
-        """Scores a micro-batch, or returns `[T, V]` logits of the model's own head."""
-        split = Split.of(len(batch.tokens), self.group if self.layout == "packed" else None)
+    def forward(self, batch: Batch, own_head: bool = False, rows_only: bool = False) -> Scores | Tensor:
+        """Scores a micro-batch, or returns `[T, V]` logits of the model's own head.
+
+        With `rows_only`, returns the hidden states that predict this rank's scored tokens, `[S, D]`.
+        """
+        split = self.split(batch)
         if own_head:
             return self.hf(**self._inputs(batch, split)).logits[0]  # type: ignore[no-any-return]
         backbone: Any = self.hf.base_model
@@ -125,13 +131,21 @@ class ScoringModel(nn.Module):
         own = split.own(before)
         rows = batch.rows[own].to(hidden.device)
         predicting = hidden[rows - 1 - split.first]
+        if rows_only:
+            return predicting  # type: ignore[no-any-return]
         logprob = entropy = values = last_values = hidden.new_empty(0, dtype=torch.float32)
+        divergence = candidates = logprob
         if not self.is_classifier:
-            hf: Any = self.hf
-            head = hf.get_output_embeddings()
+            head = self.head(predicting)
             targets, inverse = batch.tokens.to(rows.device)[rows], batch.inv_temperature[own].to(rows.device)
             scores = token_scores(predicting, head.weight, head.bias, targets, inverse)
             logprob, entropy = (split.gathered(x, before) for x in scores)
+            if batch.comparison is not None:
+                compared = split.gathered(batch.comparison.of_rank(own).scores(head), before)
+                if batch.comparison.candidates is None:
+                    divergence = compared
+                else:
+                    candidates = compared
         value: Any = self.hf.score if self.is_classifier else self.score
         if value is not None:
             values = split.gathered(_values(value, predicting), before)
@@ -139,7 +153,17 @@ class ScoringModel(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.rewards):
                 last = hidden[(ends[split.own(ends)] - split.first).to(hidden.device)]
                 last_values = split.gathered(_values(value, last), ends)
-        return Scores(logprob, entropy, values, last_values)
+        return Scores(logprob, entropy, values, last_values, divergence, candidates)
+
+    def split(self, batch: Batch) -> Split:
+        """The division of a micro-batch's tokens among the ranks of a group."""
+        return Split.of(len(batch.tokens), self.group if self.layout == "packed" else None)
+
+    def head(self, hidden: Tensor) -> Head:
+        """The language head over hidden states. Sharded weights are gathered during and after a forward pass."""
+        hf: Any = self.hf
+        head = hf.get_output_embeddings()
+        return Head(hidden, head.weight, head.bias)
 
     def _inputs(self, batch: Batch, split: Split) -> dict[str, object]:
         if batch.tokens.numel() and int(batch.tokens.max()) >= self.vocabulary:

@@ -15,6 +15,7 @@ import torch
 from rloom._native import NativeError
 from rloom.torch import files
 from rloom.torch.batch import Batch
+from rloom.torch.comparison import Comparison
 from rloom.torch.engine import Engine, Progress, free_device, open_engine
 from rloom.torch.errors import NotFiniteError, RankError
 from rloom.torch.loss import Coefficients, KnownLoss, Loss, NativeLoss
@@ -119,7 +120,7 @@ class Rank:
         scores = self._engine.score(
             batches,
             asked["total"],
-            reference=asked["which"] == "reference",
+            which=asked["which"],
             progress=self._progress(asked["total"]),
             is_masked=asked["is_masked"],
         )
@@ -130,9 +131,24 @@ class Rank:
         }
         return {}, results
 
+    def do_open_teacher(self, asked: dict[str, Any], _arrays: Arrays) -> Reply:
+        """Opens the teacher that the policy is compared with."""
+        self._engine.open_teacher(asked["folder"], asked["adapter"])
+        return {}, {}
+
+    def do_teacher_top(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
+        """Finds the teacher's most probable tokens at the scored positions of this rank's micro-batches."""
+        batches, total = _batches(arrays), asked["total"]
+        search = {name: asked[name] for name in ("k", "temperature")}
+        found = self._engine.teacher_top(batches, total, **search, progress=self._progress(total))
+        results: Arrays = {}
+        for i, (ids, logprob) in zip(sorted(batches), found, strict=True):
+            results |= {f"{i}.ids": ids.to(torch.int32), f"{i}.logprob": logprob}
+        return {}, results
+
     def do_accumulate(self, asked: dict[str, Any], arrays: Arrays) -> Reply:
         """Adds the gradient of this rank's micro-batches."""
-        batches = _batches(arrays)
+        batches = _batches(arrays, asked.get("candidate_temperature"))
         loss: Loss
         if "loss" in arrays:
             loss = NativeLoss(arrays["loss"].numpy().tobytes())
@@ -301,7 +317,8 @@ def _transferred(counters: Path = Path("/proc/self/io")) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes:", "write_bytes:")))
 
 
-def _batches(arrays: Arrays) -> dict[int, Batch]:
+def _batches(arrays: Arrays, candidate_temperature: float | None = None) -> dict[int, Batch]:
+    """The micro-batches. Candidates are scored at the temperatures of the tokens by default."""
     numbers = sorted(int(name.split(".")[0]) for name in arrays if name.endswith(".tokens"))
     return {
         i: Batch(
@@ -310,9 +327,20 @@ def _batches(arrays: Arrays) -> dict[int, Batch]:
             arrays[f"{i}.rows"].long(),
             arrays[f"{i}.inv_temperature"],
             tuple(tuple(key) for key in arrays[f"{i}.keys"].tolist()) if f"{i}.keys" in arrays else (),
+            comparison=_candidates(arrays, i, candidate_temperature),
         )
         for i in numbers
     }
+
+
+def _candidates(arrays: Arrays, index: int, temperature: float | None) -> Comparison | None:
+    ids = arrays.get(f"{index}.candidates")
+    if ids is None:
+        return None
+    inverse = arrays[f"{index}.inv_temperature"]
+    if temperature is not None:
+        inverse = torch.full_like(inverse, 1 / temperature)
+    return Comparison(candidates=ids.long(), inv_temperature=inverse)
 
 
 def _scores_of(error: RankError) -> Arrays:

@@ -62,7 +62,7 @@ class _Gather(torch.autograd.Function):
         rank = group.rank()
         start = sum(counts[:rank])
         ctx.own = slice(start, start + counts[rank])
-        padded = own.new_zeros(max(counts))
+        padded = own.new_zeros((max(counts), *own.shape[1:]))
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=group)

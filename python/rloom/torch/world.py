@@ -176,9 +176,11 @@ class World:
         dist.all_gather_object(values, value, group=group)
         return values
 
-    def open(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
-        """Opens a model on this rank: whole, or its shard."""
-        model = self._opened(folder, heads, settings, is_trained=is_trained)
+    def open(
+        self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool, merged: str | None = None
+    ) -> ScoringModel:
+        """Opens a model on this rank: whole, or its shard. `merged` is an adapter that is added to one that is not trained."""
+        model = self._opened(folder, heads, settings, is_trained=is_trained, merged=merged)
         model.device = self.device
         model.group = self.sequence_group
         model.register_forward_hook(lambda *_: self.advance())
@@ -188,9 +190,11 @@ class World:
         """Counts progress."""
         self.advanced += 1
 
-    def _opened(self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool) -> ScoringModel:
+    def _opened(
+        self, folder: str, heads: Heads, settings: Settings, *, is_trained: bool, merged: str | None
+    ) -> ScoringModel:
         dtype = torch.float64 if settings.dtype == "f64" else torch.float32
-        lora, merged = (settings.lora, settings.merged) if is_trained else (None, None)
+        lora, merged = (settings.lora, settings.merged) if is_trained else (None, merged)
         # DeepSpeed divides what it trains by itself.
         if self.mesh is None or (is_trained and settings.backend == "deepspeed"):
             model = open_model(folder, heads, dtype=dtype, lora=lora, merged=merged)

@@ -103,6 +103,8 @@ def back_propagate(loss: Tensor) -> None:
 class Weighted:
     """A loss that is linear in log-probabilities and entropies and quadratic in values."""
 
+    divergence = None
+
     def __init__(self, batches: list[Batch], inert: tuple[int, ...] = ()) -> None:
         numbers = torch.Generator().manual_seed(2)
         self.batches = batches
@@ -153,6 +155,8 @@ def plain_scores(model: PreTrainedModel, value_head: torch.nn.Linear | None, who
         torch.cat(entropy),
         torch.cat(value) if value else empty,
         torch.cat(last) if last else empty,
+        empty,
+        empty,
     )
 
 

@@ -60,7 +60,13 @@ def by_peft(folder: Path, dtype: torch.dtype = torch.float64) -> Any:  # noqa: A
 
 def scores(own: Engine, *, reference: bool = False, is_masked: bool = False) -> list[Scores]:
     given = dict(enumerate(BATCHES))
-    return own.score(given, len(BATCHES), reference=reference, progress=silent, is_masked=is_masked)
+    return own.score(
+        given,
+        len(BATCHES),
+        which="reference" if reference else "policy",
+        progress=silent,
+        is_masked=is_masked,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -200,7 +206,7 @@ def on_ranks(base: Path, folder: Path, shape: dict[str, Any], dtype: str) -> dic
 
 def scores_of_rank(own: Engine) -> list[Scores]:
     given = {i: b for i, b in enumerate(BATCHES[:2]) if i % own.world.groups == own.world.group}
-    return own.score(given, 2, reference=True, progress=silent)
+    return own.score(given, 2, which="reference", progress=silent)
 
 
 def train_ranks(own: Engine) -> None:

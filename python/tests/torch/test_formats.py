@@ -41,7 +41,7 @@ def test_bf16_computes_close_to_f32_on_f32_masters(qwen: Path, tmp_path: Path) -
     exact, own = engine(qwen), engine(qwen, dtype="bf16", optimizer=SETTINGS)
     assert own.layout == "packed"
     given = dict(enumerate(BATCHES))
-    scores = [e.score(given, 3, reference=False, progress=silent)[0] for e in (exact, own)]
+    scores = [e.score(given, 3, progress=silent)[0] for e in (exact, own)]
     # bf16 has 8 bits: log-probabilities near 6 are rounded by up to 0.02 in each of the model's products.
     off = float((scores[0].logprob - scores[1].logprob).abs().max())
     assert 1e-4 < off < 0.1
@@ -116,5 +116,5 @@ def test_weights_that_were_only_scored_with_are_not_stale_after_a_step(qwen: Pat
         for loss in losses:
             accumulate(own, loss.batches, loss)
             own.step(1e-2)
-        scores.append(own.score({0: BATCHES[0]}, 1, reference=False, progress=silent)[0].logprob)
+        scores.append(own.score({0: BATCHES[0]}, 1, progress=silent)[0].logprob)
     assert relative(scores[1], scores[0]) < 1e-5

@@ -80,7 +80,7 @@ def test_scores_are_those_of_plain_pytorch(folder: Path) -> None:
     model = opened(folder)
     score = torch.nn.Linear(64, 1, dtype=torch.float64)
     fill_value_head(score)
-    scores = own.score(dict(enumerate(BATCHES)), 3, reference=False, progress=silent)
+    scores = own.score(dict(enumerate(BATCHES)), 3, progress=silent)
     for got, whole in zip(scores, BATCHES, strict=True):
         for a, b in zip(got, plain_scores(model, score, whole), strict=True):
             assert relative(a, b) < 1e-5
@@ -101,13 +101,13 @@ def test_logits_of_all_rows_never_exist(qwen: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(head, "chunk_rows", lambda vocabulary, device: 4)
     own = engine(qwen)
     rows: list[int] = []
-    compute = head._logprobs
+    compute = head.logprobs_of
 
     def observed(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401
         rows.append(len(hidden))
         return compute(hidden, *rest)
 
-    monkeypatch.setattr(head, "_logprobs", observed)
+    monkeypatch.setattr(head, "logprobs_of", observed)
     accumulate(own, BATCHES, Weighted(BATCHES))
     assert max(rows) == 4
     assert sum(rows) == 2 * sum(len(b.rows) for b in BATCHES)
@@ -136,7 +136,7 @@ def test_recomputed_activations_change_nothing(qwen: Path, checkpointing: str) -
 
 def test_a_critic_is_a_token_classifier(qwen: Path) -> None:
     critic = engine(qwen, heads="critic")
-    scores = critic.score(dict(enumerate(BATCHES)), 3, reference=False, progress=silent)
+    scores = critic.score(dict(enumerate(BATCHES)), 3, progress=silent)
     assert all(not len(s.logprob) and bool((s.value == 0).all()) for s in scores)
     hf: Any = critic.model.hf
     fill_value_head(hf.score)

@@ -79,7 +79,7 @@ def test_bytes_and_tensors_that_move_are_reported(qwen: Path, tmp_path: Path, di
     steps: list[Callable[[], Any]] = [
         transfer,
         own.digest,
-        lambda: own.score({0: BATCHES[0]}, 1, reference=False, progress=silent),
+        lambda: own.score({0: BATCHES[0]}, 1, progress=silent),
         lambda: files.save(own, tmp_path),
         lambda: files.restore(own, tmp_path),
     ]

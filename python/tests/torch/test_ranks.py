@@ -41,7 +41,7 @@ def trained(folder: Path, layout: str, **settings: Any) -> dict[str, Any]:
     norms = []
     for batches, inert in zip(STEPS, INERT, strict=True):
         mine = {i: batches[i] for i in range(rank, len(batches), ranks)}
-        scores = own.score(mine, len(batches), reference=False, progress=silent)
+        scores = own.score(mine, len(batches), progress=silent)
         assert [len(s.logprob) for s in scores] == [len(b.rows) for b in mine.values()]
         skipped = tuple(i for i in inert if all(i < len(b.lengths) for b in batches))
         own.accumulate(mine, len(batches), Weighted(batches, inert=skipped), silent)

@@ -46,7 +46,7 @@ def computed(folder: Path, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
     """Scores and gradients of a step, then norms and weights of five."""
     own = opened(folder, **settings)
     given = mine(own, BATCHES)
-    scores = dict(zip(given, own.score(given, len(BATCHES), reference=False, progress=silent), strict=True))
+    scores = dict(zip(given, own.score(given, len(BATCHES), progress=silent), strict=True))
     own.accumulate(given, len(BATCHES), Weighted(BATCHES), silent)
     gradients = {name: g.numpy() for name, g in own.optimizer.gradients().items()}
     norms = [own.step(1e-2)]

@@ -108,14 +108,14 @@ def test_an_error_drops_the_gradient_of_earlier_calls(qwen: Path) -> None:
 def test_the_reference_stays(qwen: Path, tmp_path: Path) -> None:
     own = engine(qwen, reference=str(make("qwen2", tmp_path, seed=9)))
     given = dict(enumerate(BATCHES))
-    before = own.score(given, 3, reference=True, progress=silent)
-    policy = own.score(given, 3, reference=False, progress=silent)
+    before = own.score(given, 3, which="reference", progress=silent)
+    policy = own.score(given, 3, progress=silent)
     assert relative(before[0].logprob, policy[0].logprob) > 1e-2
     train(own, range(2))
-    after = own.score(given, 3, reference=True, progress=silent)
+    after = own.score(given, 3, which="reference", progress=silent)
     assert torch.equal(before[0].logprob, after[0].logprob)
     with pytest.raises(RankError, match="no reference"):
-        engine(qwen).score(given, 3, reference=True, progress=silent)
+        engine(qwen).score(given, 3, which="reference", progress=silent)
 
 
 @pytest.mark.parametrize("heads", ["policy", "policy_and_value", "critic"])

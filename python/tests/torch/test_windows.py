@@ -29,9 +29,9 @@ def test_packed_sequences_have_the_window_of_the_model(family: str, tmp_path: Pa
     assert own.layout == "packed"
     whole = batch((50, 40), (2, 9), (1, 70))
     expected = plain_scores(opened(tmp_path), None, whole)
-    (together,) = own.score({0: whole}, 1, reference=False, progress=silent)
+    (together,) = own.score({0: whole}, 1, progress=silent)
     alone = [whole.only([i]) for i in range(3)]
-    apart = own.score(dict(enumerate(alone)), 3, reference=False, progress=silent)
+    apart = own.score(dict(enumerate(alone)), 3, progress=silent)
     for scores in (together.logprob, torch.cat([s.logprob for s in apart])):
         assert relative(scores, expected.logprob) < 1e-5
     without = make(family, tmp_path / "wide", window=1000)

@@ -1,5 +1,7 @@
 //! `[stage.teacher]`, and its agreement with the method and the engines of its stage.
 
+use rloom_engine::Backend;
+
 use crate::compose::{Draft, StageDraft};
 use crate::layered::suggest;
 use crate::problem::{Code, Problem};
@@ -119,15 +121,18 @@ fn check_endpoint(section: &StageDraft, stage: &Stage, problems: &mut Vec<Proble
     }
 }
 
-/// Teacher and student compute in this process, and there is one student.
+/// The embedded engine and PyTorch's own ranks compare a student with its teacher, and there is one student.
 fn check_engines(draft: &Draft, section: &StageDraft, stage: &Stage, problems: &mut Vec<Problem>) {
     let teacher = section.keys.origin_or_table("teacher");
-    if stage.trains_outside() {
+    if matches!(stage.trainer.backend, Backend::Deepspeed(_) | Backend::Megatron(_)) {
         problems.push(
-            Problem::new(Code::Conflict, "a student is compared with its teacher in this process")
-                .at(teacher, "a teacher")
-                .at_if_set(section.trainer.origin("backend"), "trains in other processes")
-                .hint(format!("set `{} = \"embedded\"`", section.trainer.name("backend"))),
+            Problem::new(
+                Code::Conflict,
+                "a student is compared with its teacher by the embedded engine or PyTorch's own ranks",
+            )
+            .at(teacher, "a teacher")
+            .at_if_set(section.trainer.origin("backend"), "")
+            .hint(format!("set `{} = \"torch\"` for this stage", section.trainer.name("backend"))),
         );
     }
     if let Some((_, policy)) = draft.policies.first_key_value().filter(|_| stage.rollout.is_some()) {

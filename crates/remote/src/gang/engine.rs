@@ -9,7 +9,7 @@ use rloom_algo::{LossGrad, LossStep, LossTerms, Scope, TokenScores};
 use rloom_core::{PolicyVersion, SampleKey};
 use rloom_engine::{
     Access, Feature, Form, LossReport, OptimStep, PackedBatch, ProgressObserver, PublishedPolicy,
-    PublishedWeights, Quantity, SavedFile, StepReport, TrainCapabilities, TrainEngine, TrainError,
+    PublishedWeights, Quantity, SavedFile, StepReport, TopTokens, TrainCapabilities, TrainEngine, TrainError,
     TrainProgress, TrainWork, WeightFolder, Which,
 };
 use rloom_wire::{Frame, Tensor};
@@ -25,16 +25,19 @@ use super::ranks::Ranks;
 use super::rows::{self, name};
 use super::sender::{GangSender, partial_of};
 use super::settings::{GangSettings, PolicyHeads, RankBackend};
+use super::teacher::GangTeacher;
 
 /// Trains a model that transformers opens, on PyTorch ranks.
 pub struct Gang {
-    settings: GangSettings,
+    pub(super) settings: GangSettings,
     line: Arc<Line>,
     opened: Opened,
-    observer: ProgressObserver,
+    pub(super) observer: ProgressObserver,
     digest: Option<u64>,
     /// Samples of the accumulated gradient, for the error message if it is not finite.
     accumulated: Vec<SampleKey>,
+    /// Teacher of a distillation, or of a KL to it.
+    pub(super) teacher: Option<GangTeacher>,
 }
 
 /// The rendezvous of the ranks.
@@ -85,6 +88,7 @@ impl Gang {
             observer: ProgressObserver::default(),
             digest: None,
             accumulated: Vec::new(),
+            teacher: None,
         };
         gang.open()?;
         Ok(gang)
@@ -109,6 +113,7 @@ impl Gang {
         self.changed();
         self.line.lock().joined.clear();
         self.accumulated.clear();
+        self.teacher = None;
         self.observer = ProgressObserver::default();
         self.open()
     }
@@ -137,7 +142,7 @@ impl Gang {
     }
 
     /// Ends the gang for `error`.
-    fn ended(&mut self, error: GangError) -> GangError {
+    pub(super) fn ended(&mut self, error: GangError) -> GangError {
         self.line.lock().end(error.clone());
         self.digest = None;
         self.accumulated.clear();
@@ -145,12 +150,12 @@ impl Gang {
     }
 
     /// Asks all ranks for a job without tensors.
-    fn ask(&mut self, message: Value) -> Result<Vec<Frame>, TrainError> {
+    pub(super) fn ask(&mut self, message: Value) -> Result<Vec<Frame>, TrainError> {
         let tensors = vec![Vec::new(); self.settings.ranks];
         self.ask_with(message, tensors, &mut |_| {}, &[], None)
     }
 
-    fn ask_with(
+    pub(super) fn ask_with(
         &mut self,
         message: Value,
         tensors: Vec<Vec<Tensor>>,
@@ -190,19 +195,7 @@ impl Gang {
                     return TrainError::NotInert { key };
                 }
                 // The rank sends the scores that the loss refused: the same evaluation gives the typed error.
-                let scores = frame.and_then(|frame| {
-                    let field = |name| frame.tensor(name)?.elements();
-                    let read = || {
-                        Ok::<_, rloom_wire::FrameError>(TokenScores {
-                            logprob: field("logprob")?,
-                            entropy: field("entropy")?,
-                            value: field("value")?,
-                            last_value: field("last_value")?,
-                            ..TokenScores::default()
-                        })
-                    };
-                    read().ok()
-                });
+                let scores = frame.and_then(|frame| rows::scores_by(&frame, str::to_owned).ok());
                 let again = answer.micro_batch.zip(scores).zip(loss);
                 match again.map(|((index, scores), loss)| loss.evaluate(index, &scores)) {
                     Some(Err(refusal)) => TrainError::Algo(refusal),
@@ -214,12 +207,19 @@ impl Gang {
     }
 
     /// Tensors of each rank: the micro-batches `group`, `group + groups`, … of its group, with those of `also`.
-    fn divided(&self, step: &[PackedBatch], also: impl Fn(usize) -> Vec<Tensor>) -> Vec<Vec<Tensor>> {
+    pub(super) fn divided(
+        &self,
+        step: &[PackedBatch],
+        also: impl Fn(usize) -> Vec<Tensor>,
+    ) -> Vec<Vec<Tensor>> {
         let settings = &self.settings;
         let of_rank = |rank| {
             let own = step.iter().enumerate().skip(settings.group_of(rank)).step_by(settings.groups());
-            own.flat_map(|(index, batch)| rows::of_batch(index, batch).into_iter().chain(also(index)))
-                .collect()
+            own.flat_map(|(index, batch)| {
+                let candidates = rows::candidates(index, batch);
+                rows::of_batch(index, batch).into_iter().chain(candidates).chain(also(index))
+            })
+            .collect()
         };
         (0..settings.ranks).map(of_rank).collect()
     }
@@ -230,9 +230,7 @@ impl Gang {
         loss: &LossStep<'_>,
     ) -> Result<LossReport, TrainError> {
         check_features(step)?;
-        if step.iter().any(|batch| batch.candidates.is_some()) {
-            return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
-        }
+        let candidate_temperature = self.check_comparison(step, loss)?;
         self.check_noise(loss)?;
         let known = self.step_scoped(step, loss)?;
         let also = |index: usize| {
@@ -255,7 +253,9 @@ impl Gang {
         let observer = self.observer.clone();
         observer.begin(TrainWork::Accumulate, step.len());
         let mut progress = observed(&observer, TrainWork::Accumulate, total);
-        let message = json!({ "job": "accumulate", "total": total });
+        let message = json!({
+            "job": "accumulate", "total": total, "candidate_temperature": candidate_temperature,
+        });
         let frames = self.ask_with(message, tensors, &mut progress, step, Some(loss))?;
         self.report(&frames, step.len(), known.as_deref())
     }
@@ -282,11 +282,13 @@ impl Gang {
         is_masked: bool,
     ) -> Result<Vec<TokenScores>, TrainError> {
         check_features(step)?;
-        if step.iter().any(|batch| batch.candidates.is_some()) {
+        if !self.compares() && step.iter().any(|batch| batch.candidates.is_some()) {
             return Err(TrainError::Unsupported { feature: Feature::Candidates });
         }
-        if which == Which::Reference {
-            self.check_reference()?;
+        match which {
+            Which::Policy => {}
+            Which::Reference => self.check_reference()?,
+            Which::Teacher => self.check_teacher()?,
         }
         let total = step.len() as u64;
         let observer = self.observer.clone();
@@ -537,6 +539,15 @@ impl TrainEngine for Gang {
         self.ask(json!({ "job": "restore", "folder": directory })).map(drop)
     }
 
+    fn teacher_top(
+        &mut self,
+        step: &[PackedBatch],
+        k: usize,
+        temperature: f64,
+    ) -> Result<Vec<TopTokens>, TrainError> {
+        self.top_of_teacher(step, k, temperature)
+    }
+
     fn capabilities(&self) -> TrainCapabilities {
         TrainCapabilities {
             ranks: self.settings.groups(),
@@ -544,7 +555,7 @@ impl TrainEngine for Gang {
             shares_prompts: false,
             numeric_path: self.opened.numeric_path.clone(),
             forms: self.forms(),
-            candidates: false,
+            candidates: self.compares(),
             attachments: false,
         }
     }
@@ -559,7 +570,7 @@ impl TrainEngine for Gang {
 }
 
 /// Reports the completed micro-batches of a call, without those that `begin` has reported.
-fn observed(observer: &ProgressObserver, work: TrainWork, total: u64) -> impl FnMut(u64) {
+pub(super) fn observed(observer: &ProgressObserver, work: TrainWork, total: u64) -> impl FnMut(u64) {
     let observer = observer.clone();
     let mut last = 0;
     move |done| {
@@ -574,7 +585,7 @@ pub(super) fn content<T: DeserializeOwned>(frames: &[Frame], rank: usize) -> Res
     frames[rank].parse().map_err(|error| unreadable(rank, &error))
 }
 
-fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
+pub(super) fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
     if step.iter().all(|batch| batch.attachments.is_empty()) {
         Ok(())
     } else {
@@ -591,7 +602,7 @@ fn quantity(name: &str) -> Quantity {
     }
 }
 
-fn lost(error: GangError) -> TrainError {
+pub(super) fn lost(error: GangError) -> TrainError {
     TrainError::Lost(Box::new(error))
 }
 

@@ -17,6 +17,7 @@ mod ranks;
 mod rows;
 mod sender;
 mod settings;
+mod teacher;
 
 pub use engine::Gang;
 pub use error::GangError;

@@ -30,6 +30,13 @@ pub(crate) fn of_batch(index: usize, batch: &PackedBatch) -> [Tensor; 4] {
     ]
 }
 
+/// Candidates of the scored tokens of micro-batch `index`, `[S, k]`, if it has some.
+pub(crate) fn candidates(index: usize, batch: &PackedBatch) -> Option<Tensor> {
+    let candidates = batch.candidates.as_ref()?;
+    let shape = [candidates.positions(), candidates.k()];
+    Some(Tensor::new(name(index, "candidates"), &shape, candidates.ids()))
+}
+
 /// Keys of the sequences of micro-batch `index`, which determine their noise: `[n, 3]`, each ticket, sample and segment.
 pub(crate) fn keys(index: usize, batch: &PackedBatch) -> Tensor {
     let of_key = |key: &SampleKey| [key.ticket.0 as i64, i64::from(key.sample), i64::from(key.segment)];
@@ -58,14 +65,27 @@ pub(crate) fn of_grad(index: usize, grad: &LossGrad) -> [Tensor; 3] {
 
 /// Scores of micro-batch `index` in a rank's answer.
 pub(crate) fn scores(frame: &Frame, index: usize) -> Result<TokenScores, FrameError> {
-    let field = |field| frame.tensor(&name(index, field))?.elements();
+    scores_by(frame, |field| name(index, field))
+}
+
+/// Scores in tensors with these names.
+pub(crate) fn scores_by(frame: &Frame, name: impl Fn(&str) -> String) -> Result<TokenScores, FrameError> {
+    let field = |field| frame.tensor(&name(field))?.elements();
     Ok(TokenScores {
         logprob: field("logprob")?,
         entropy: field("entropy")?,
         value: field("value")?,
         last_value: field("last_value")?,
-        ..TokenScores::default()
+        divergence: field("divergence")?,
+        candidate_logprob: field("candidate_logprob")?,
     })
+}
+
+/// The teacher's most probable tokens for micro-batch `index` in a rank's answer.
+pub(crate) fn top(frame: &Frame, index: usize) -> Result<(usize, Vec<i32>, Vec<f32>), FrameError> {
+    let ids = frame.tensor(&name(index, "ids"))?;
+    let k = ids.shape.last().copied().unwrap_or_default();
+    Ok((k, ids.elements()?, frame.tensor(&name(index, "logprob"))?.elements()?))
 }
 
 /// Name of a tensor of a micro-batch.

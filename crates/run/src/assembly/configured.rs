@@ -440,7 +440,7 @@ impl EngineFactory for ConfiguredEngines {
             numeric_path: format!("torch/{}/{}", self.dtype.name(), torch.ranks),
             // Of the live forms, the one that the placement allows.
             forms: std::iter::once(Form::Folder).chain(form).chain(adapter).collect(),
-            candidates: false,
+            candidates: matches!(stage.trainer.backend, Backend::Torch(_)),
             attachments: false,
         }
     }
@@ -457,7 +457,18 @@ impl EngineFactory for ConfiguredEngines {
     fn add_teacher(&self, models: &mut Models<Self::Train>, teacher: StageTeacher) -> Result<(), RunError> {
         match &mut models.policy {
             ConfiguredTrainer::Embedded(engine) => set_teacher(engine, teacher),
-            ConfiguredTrainer::Gang { .. } => Err(RunError::NoTeacherEngine),
+            ConfiguredTrainer::Gang { gang, .. } => match teacher {
+                StageTeacher::Endpoint(endpoint) => {
+                    gang.set_remote_teacher(endpoint);
+                    Ok(())
+                }
+                StageTeacher::Model { folder, .. } => {
+                    let base = Model::base_of(&folder)?;
+                    let adapter = base.is_some().then_some(&*folder);
+                    let opened = gang.set_teacher(base.as_deref().unwrap_or(&folder), adapter);
+                    Ok(opened.map_err(StageError::from)?)
+                }
+            },
         }
     }
 

@@ -367,7 +367,7 @@ impl EngineFactory for EmbeddedEngines {
 /// Gives the embedded engine a teacher.
 fn set_teacher(engine: &mut EmbeddedTrainEngine, teacher: StageTeacher) -> Result<(), RunError> {
     match teacher {
-        StageTeacher::Model(policy) => engine.set_teacher(policy.model()?),
+        StageTeacher::Model { policy, .. } => engine.set_teacher(policy.model()?),
         StageTeacher::Endpoint(endpoint) => engine.set_remote_teacher(endpoint),
     }
     Ok(())

@@ -45,7 +45,7 @@ def computed(folder: Path, **settings: Any) -> dict[str, Any]:
     """Scores and gradients of a step, then norms and weights of several."""
     own = opened(folder, **settings)
     given = mine(own, BATCHES)
-    scores = dict(zip(given, own.score(given, len(BATCHES), reference=False, progress=silent), strict=False))
+    scores = dict(zip(given, own.score(given, len(BATCHES), progress=silent), strict=False))
     trained = own.accumulate(given, len(BATCHES), Weighted(BATCHES), silent)
     gradients = {name: g.numpy() for name, g in own.optimizer.gradients().items()}
     norms = [own.step(1e-2)]
