@@ -363,7 +363,7 @@ class Engine:
                 check_inert(coefficients, batch, parts.scored, micro_batch)
         if parts.most_trained and self.model.layout == "unpacked":
             with self._dropout(micro_batch):
-                self._back_propagate_each(trained, parts, coefficients)
+                self._back_propagate_each(noisy, parts, coefficients, loss)
         elif with_graph is not None:
             with self._dropout(micro_batch):
                 self._backward(batch, parts.trained, coefficients, with_graph)
@@ -372,10 +372,12 @@ class Engine:
         count = sum(batch.lengths[i] for i in parts.trained)
         return Trained(micro_batch, coefficients.terms, count, sum(batch.lengths) - count)
 
-    def _back_propagate_each(self, batch: Batch, parts: Parts, coefficients: Coefficients | None) -> None:
+    def _back_propagate_each(
+        self, batch: Batch, parts: Parts, coefficients: Coefficients | None, loss: Loss
+    ) -> None:
         for place in range(parts.most_trained):
             own = parts.trained[place : place + 1]
-            scores = self.optimizer.module(batch.only_or_dummy(own))
+            scores = self.optimizer.module(self._compared(batch.only_or_dummy(own), loss))
             self._backward(batch, own, coefficients, scores)
 
     def _backward(

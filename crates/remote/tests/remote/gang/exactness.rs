@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rloom_algo::{
-    Algorithm, EmbeddingNoise, GlobalCounts, ImplicitReward, KlEstimator, KlLoss, LossInputs, LossStep,
-    Method, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, RewardLoss, StepLabel, Surrogate,
-    ValueLoss,
+    Algorithm, DistillationLoss, EmbeddingNoise, GlobalCounts, ImplicitReward, KlEstimator, KlLoss,
+    LossInputs, LossStep, Method, Objective, PolicyLoss, PolicyObjective, PreferenceLoss, RewardLoss,
+    StepLabel, Surrogate, TeacherTop, ValueLoss,
 };
 use rloom_core::{PolicyVersion, Purpose, RandomKey, SampleKey, Trajectory};
 use rloom_embedded::EmbeddedTrainEngine;
@@ -71,6 +71,7 @@ pub(super) enum PolicyObjectiveOr {
     Preference(PreferenceLoss),
     Value(ValueLoss),
     Reward(RewardLoss),
+    Distillation(DistillationLoss),
 }
 
 impl PolicyObjectiveOr {
@@ -115,6 +116,7 @@ fn objective(of: PolicyObjectiveOr, step: u64, inputs: &[LossInputs]) -> Objecti
             Objective::Reward(RewardLoss::Steps { steps })
         }
         PolicyObjectiveOr::Reward(loss) => Objective::Reward(loss),
+        PolicyObjectiveOr::Distillation(loss) => Objective::Distillation(loss),
     }
 }
 
@@ -169,10 +171,29 @@ pub(super) fn accumulate(
     step: u64,
 ) -> f64 {
     let counts = GlobalCounts::of_lengths(all.iter().map(Trajectory::policy_tokens), 16);
-    let inputs = inputs(batches);
+    let mut inputs = inputs(batches);
+    let compared = with_candidates(engine, batches, &mut inputs, of);
+    let batches = compared.as_deref().unwrap_or(batches);
     let noise = of.is_noisy().then_some(EmbeddingNoise { alpha: 5.0, seed: 3, stage: 0, step: step as u32 });
     let loss = LossStep { noise, ..LossStep::new(objective(of, step, &inputs), counts, &inputs) };
     engine.accumulate(batches, &loss).unwrap().terms.loss()
+}
+
+/// The batches with the teacher's most probable tokens, for a distillation that compares these alone.
+fn with_candidates(
+    engine: &mut dyn TrainEngine,
+    batches: &[PackedBatch],
+    inputs: &mut [LossInputs],
+    of: PolicyObjectiveOr,
+) -> Option<Vec<PackedBatch>> {
+    let PolicyObjectiveOr::Distillation(DistillationLoss { distillation, .. }) = of else { return None };
+    let found = engine.teacher_top(batches, distillation.top_k()?, distillation.temperature()).unwrap();
+    let mut compared = Vec::new();
+    for ((batch, inputs), top) in batches.iter().zip(inputs).zip(found) {
+        inputs.teacher = Some(TeacherTop { k: top.candidates.k(), logprob: top.logprob });
+        compared.push(batch.clone().with_candidates(top.candidates).unwrap());
+    }
+    Some(compared)
 }
 
 fn embedded(heads: PolicyHeads) -> EmbeddedTrainEngine {

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod conformance;
+mod distillation;
 mod exactness;
 mod failures;
 mod local_ranks;
