@@ -7,8 +7,8 @@ use rloom_telemetry::{Event, read_events};
 
 use super::run::{Run, succeeded};
 
-/// A warm-up in this process, then pairs, labels, an anchor that is a running mean, a loss over the whole step, and reward models of
-/// completions and of steps, each from the same weights.
+/// A warm-up in this process, then pairs, labels, an anchor that is a running mean, a loss over the whole step, reward models of
+/// completions and of steps, and a teacher, each from the same weights.
 const RECIPE: &str = r#"
 [run]
 name = "gang"
@@ -49,13 +49,14 @@ const LABELS: &str = "rows = \"labels\"\nworked_share = 0.7";
 const LABELLED_STEPS: &str = "path = \"steps.jsonl\"\neval_rows = 4";
 
 /// Methods with the rows that they learn from; the reference of one is scored before the first step.
-const STAGES: [(&str, &str, &str); 6] = [
+const STAGES: [(&str, &str, &str); 7] = [
     ("dpo", PAIRS, ""),
     ("kto", LABELS, "reference = { cache = \"scores\" }"),
     ("bco", LABELS, ""),
     ("aot", PAIRS, ""),
     ("reward_model", PAIRS, ""),
     ("prm", LABELLED_STEPS, ""),
+    ("distill", "", "[stage.teacher]\nstage = \"dpo\""),
 ];
 const STEPS: usize = 3;
 
