@@ -19,12 +19,13 @@ use serde_json::{Value, json};
 
 use super::error::GangError;
 use super::exchange::{Job, RankFailure, unreadable};
+use super::features::check_features;
 use super::launch::RankLauncher;
 use super::line::Line;
 use super::ranks::Ranks;
 use super::rows::{self, name};
 use super::sender::{GangSender, partial_of};
-use super::settings::{GangSettings, PolicyHeads, RankBackend};
+use super::settings::{GangSettings, PolicyHeads};
 use super::teacher::GangTeacher;
 
 /// Trains a model that transformers opens, on PyTorch ranks.
@@ -258,20 +259,6 @@ impl Gang {
         });
         let frames = self.ask_with(message, tensors, &mut progress, step, Some(loss))?;
         self.report(&frames, step.len(), known.as_deref())
-    }
-
-    /// Refuses noise that the ranks do not add.
-    fn check_noise(&self, loss: &LossStep<'_>) -> Result<(), TrainError> {
-        if loss.noise.is_none() {
-            return Ok(());
-        }
-        if loss.scope() == Scope::Step {
-            return Err(TrainError::Unsupported { feature: Feature::SharedNoise });
-        }
-        match self.settings.backend {
-            RankBackend::Torch | RankBackend::Deepspeed => Ok(()),
-            RankBackend::Megatron => Err(TrainError::Unsupported { feature: Feature::EmbeddingNoise }),
-        }
     }
 
     /// Scores all micro-batches; `is_masked` for those of a loss, which sees the dropout of an adapter.
@@ -583,14 +570,6 @@ pub(super) fn observed(observer: &ProgressObserver, work: TrainWork, total: u64)
 
 pub(super) fn content<T: DeserializeOwned>(frames: &[Frame], rank: usize) -> Result<T, GangError> {
     frames[rank].parse().map_err(|error| unreadable(rank, &error))
-}
-
-pub(super) fn check_features(step: &[PackedBatch]) -> Result<(), TrainError> {
-    if step.iter().all(|batch| batch.attachments.is_empty()) {
-        Ok(())
-    } else {
-        Err(TrainError::Unsupported { feature: Feature::Attachments })
-    }
 }
 
 fn quantity(name: &str) -> Quantity {

@@ -11,6 +11,7 @@
 mod engine;
 mod error;
 mod exchange;
+mod features;
 mod launch;
 mod line;
 mod ranks;

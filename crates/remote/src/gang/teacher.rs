@@ -2,16 +2,13 @@
 
 use std::path::Path;
 
-use rloom_algo::{LossStep, Objective};
-use rloom_engine::{
-    CandidateIds, Feature, PackedBatch, RemoteTeacher, TopTokens, TrainError, TrainWork, Which,
-};
+use rloom_engine::{CandidateIds, PackedBatch, RemoteTeacher, TopTokens, TrainError, TrainWork, Which};
 use serde_json::json;
 
-use super::engine::{Gang, check_features, lost, observed};
+use super::engine::{Gang, lost, observed};
 use super::exchange::unreadable;
+use super::features::check_features;
 use super::rows;
-use super::settings::RankBackend;
 
 /// The teacher of a gang.
 #[derive(Debug)]
@@ -23,37 +20,6 @@ pub(super) enum GangTeacher {
 }
 
 impl Gang {
-    /// Refuses comparisons that the ranks do not make. Returns the temperature of candidates that a loss reads.
-    pub(super) fn check_comparison(
-        &self,
-        step: &[PackedBatch],
-        loss: &LossStep<'_>,
-    ) -> Result<Option<f64>, TrainError> {
-        let distillation = match &loss.objective {
-            Objective::Distillation(loss) => Some(loss.distillation),
-            _ => None,
-        };
-        let reads_candidates = distillation.is_some_and(|distillation| distillation.top_k().is_some());
-        if !reads_candidates && step.iter().any(|batch| batch.candidates.is_some()) {
-            return Err(TrainError::Unsupported { feature: Feature::CandidatesInLoss });
-        }
-        match distillation {
-            None => Ok(None),
-            Some(_) if !self.compares() => Err(TrainError::Unsupported { feature: Feature::Candidates }),
-            Some(distillation) => {
-                if !reads_candidates {
-                    self.check_teacher()?;
-                }
-                Ok(Some(distillation.temperature()))
-            }
-        }
-    }
-
-    /// True if the ranks score candidates and compare the policy with a teacher.
-    pub(super) fn compares(&self) -> bool {
-        self.settings.backend == RankBackend::Torch
-    }
-
     /// Opens a teacher on the ranks, in a folder of transformers, or an adapter over the folder of its base.
     pub fn set_teacher(&mut self, folder: &Path, adapter: Option<&Path>) -> Result<(), TrainError> {
         self.ask(json!({ "job": "open_teacher", "folder": folder, "adapter": adapter }))?;

@@ -3,6 +3,8 @@
 /// Hints that tests of other crates follow: key, file and test.
 pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("AdapterError::BaseMissing", "crates/model/tests/model/lora.rs", "what_cannot_be_applied_is_an_error"),
+    ("AdapterError::NoRewardModel", "crates/model/tests/model/rewards.rs", "adapters_round_trip_and_merge"),
+    ("AdapterError::RewardModel", "crates/model/tests/model/rewards.rs", "adapters_round_trip_and_merge"),
     (
         "TrainApiError::AdapterServed",
         "crates/train_api/tests/train_api/adapters.rs",
