@@ -23,9 +23,12 @@ fn pool_of_rank(rank: usize, stand_ins: &[&StandIn]) -> ReplicaPool {
 }
 
 async fn until(mut holds: impl FnMut() -> bool) {
-    while !holds() {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), waiting).await.expect("waited in vain");
 }
 
 fn names(stand_in: &StandIn) -> Vec<String> {
@@ -115,7 +118,26 @@ fn an_idle_replica_unloads_what_is_no_longer_used() {
         assert_eq!(names(&stand_in).len(), 2);
         running.await.unwrap();
         until(|| names(&stand_in) == [name(&second)]).await;
+        // The current one stays, also after further checks of an idle server.
+        let admitted = stand_in.lock().admitted;
+        until(|| stand_in.lock().admitted >= admitted + 2).await;
+        assert_eq!(names(&stand_in), [name(&second)]);
     });
+    assert_eq!(pool.failures(), []);
+}
+
+/// A server refuses the name of an adapter that it has.
+#[test]
+fn an_adapter_that_is_there_is_not_loaded_again() {
+    let stand_in = StandIn::of_adapters(0);
+    let pool = pool_of_rank(16, &[&stand_in]);
+    let trainer = Trainer::of_adapters();
+    for on_update in [OnUpdate::Finish, OnUpdate::Recompute] {
+        run(pool.load(&trainer.main(1), on_update)).unwrap();
+    }
+    assert_eq!(pool.failures(), []);
+    let log = stand_in.lock().log.lock().unwrap().clone();
+    assert_eq!(log.iter().filter(|path| *path == LOAD).count(), 1, "{log:?}");
 }
 
 /// A process that was started again has no adapter: it gets the current one.
@@ -171,21 +193,46 @@ fn adapters_that_were_not_loaded_are_noticed() {
     }
 }
 
-/// An answer names the adapter that has computed it.
+/// An interrupting update pauses the server. If it fails, the next attempt has the server serve again.
 #[test]
-fn answers_of_the_base_are_not_those_of_an_adapter() {
+fn a_server_that_was_left_paused_serves_again() {
     let stand_in = StandIn::of_adapters(0);
     let pool = pool_of_rank(16, &[&stand_in]);
     let trainer = Trainer::of_adapters();
     let asked = request(1, 0, 20);
     let made = run(async {
         pool.load(&trainer.main(1), OnUpdate::Finish).await.unwrap();
-        stand_in.fail(Fault::AnswersByBase, 1);
+        stand_in.fail(Fault::Status(LOAD, 500), 1);
+        pool.load(&trainer.main(2), OnUpdate::Recompute).await.unwrap();
         pool.generate(asked.clone()).await.unwrap()
     });
     check(&trainer, &asked, &made);
+    assert_eq!(made.versions[0].version, PolicyVersion(2));
     let failures = pool.failures();
-    assert!(failures[0].1.contains("the answer of `model` instead of the adapter 0/1/"), "{failures:?}");
+    assert!(failures[0].1.contains("500"), "{failures:?}");
+}
+
+/// An answer names the adapter that has computed it, over one base.
+#[test]
+fn answers_of_other_weights_are_not_those_of_an_adapter() {
+    let faults = [
+        (Fault::AnswersByBase, "the answer of `model` instead of the adapter 0/1/"),
+        (Fault::ChangesBase, "the base changed from"),
+    ];
+    for (fault, named) in faults {
+        let stand_in = StandIn::of_adapters(0);
+        let pool = pool_of_rank(16, &[&stand_in]);
+        let trainer = Trainer::of_adapters();
+        let asked = request(1, 0, 20);
+        let made = run(async {
+            pool.load(&trainer.main(1), OnUpdate::Finish).await.unwrap();
+            stand_in.fail(fault, 1);
+            pool.generate(asked.clone()).await.unwrap()
+        });
+        check(&trainer, &asked, &made);
+        let failures = pool.failures();
+        assert!(failures.iter().any(|(_, text)| text.contains(named)), "{fault:?}: {failures:?}");
+    }
 }
 
 fn refusal(rank: usize, stand_in: &StandIn) -> String {

@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     Nan,
     /// Answers with the base where a request names an adapter.
     AnswersByBase,
+    /// Names other weights for the first token.
+    ChangesBase,
     /// `null` as log-probability.
     Null,
     /// Token ids that the model does not have.

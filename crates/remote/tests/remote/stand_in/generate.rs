@@ -118,7 +118,7 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
     if let Some(running) = world.lock().unwrap().running.get_mut(&registered.number) {
         running.adapter = adapter;
     }
-    let (tokens, logprobs, versions, reason) = decode(world, registered.number, &prompt, &params).await;
+    let (tokens, logprobs, mut versions, reason) = decode(world, registered.number, &prompt, &params).await;
     let service = world.lock().unwrap().service;
     if let Some(service) = service {
         sleep(service(params.seed, tokens.len())).await;
@@ -131,6 +131,9 @@ pub(super) async fn generate(world: &Arc<Mutex<World>>, body: &Value) -> (u16, V
         .zip(&logprobs)
         .map(|(token, logprob)| json!({ "token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [] }))
         .collect();
+    if versions.len() > 1 && faults.has(Fault::ChangesBase) {
+        "0/77777/0000000000000001".clone_into(&mut versions[0]);
+    }
     let spans = spans_of(&versions);
     let mut tokens = tokens;
     let of_base = adapter.is_none() || faults.has(Fault::AnswersByBase);
