@@ -152,7 +152,10 @@ def floors(results: dict) -> str:
         if own is None or peer is None:
             continue
         ceiling = max(c[f"gemm_{own.split()[1]}_gflops"] or c["gemm_f32_gflops"] for c in measured)
-        runs = [found for found in programs[own] if found.get("seconds")]
+        # Runs of rows do not count their operations.
+        runs = [found for found in programs[own] if found.get("seconds") and "gflops" in found]
+        if not runs:
+            continue
         least = median([found["gflops"] * median(found["seconds"]) / ceiling for found in runs])
         ours = median([median(found["seconds"]) for found in runs])
         target = runs[0]["tokens"] / (comparison.target * median(rates(programs[peer])))
