@@ -164,6 +164,34 @@ fn sampled_groups_become_pairs() {
     assert!(report.advantages.is_empty());
 }
 
+/// Baselines are no part of a pair, even with the highest or the lowest reward.
+#[test]
+fn only_trained_episodes_are_paired() {
+    let filters = Algorithm::preset(Method::OnlineDpo).unwrap().filters;
+    let baseline =
+        |tokens: &[u32], reward: f64| Episode { role: Role::Baseline, ..sample(9, tokens, Some(reward)) };
+    let samples = [sample(0, &[1], Some(0.25)), sample(1, &[2], Some(0.75))];
+    let all = [&[baseline(&[8], 1.0)], &samples[..], &[baseline(&[9], 0.0)]].concat();
+    let [paired] = &pairs(&filters, &[group(all)]).unwrap()[..] else { panic!("one group") };
+    let tokens: Vec<u32> = paired.episodes.iter().map(|e| e.segments[0].tokens[1]).collect();
+    assert_eq!(tokens, [2, 1]);
+}
+
+/// The likelihood of chosen completions is a mean over their tokens in the step, whatever the rejected ones have.
+#[test]
+fn likelihoods_are_means_over_chosen_tokens() {
+    let mut models = models(plain);
+    let groups = [pair(0, &[1, 2, 3], &[4]), pair(1, &[5], &[6, 7, 8, 9, 10])];
+    let json = r#"{"preference": {"losses": [{"kind": "sft"}]}}"#;
+    let report = train_from(AlgorithmState::default(), Method::Mpo, json, &mut models, &groups).unwrap();
+    let by_token = &models.policy.accumulated[0].1;
+    for token in 1..=10 {
+        let is_chosen = matches!(token, 1..=3 | 5);
+        assert_close(by_token[&token].0, if is_chosen { -1.0 / 4.0 } else { 0.0 }, "token");
+    }
+    assert_close(report.metrics["loss"] as f32, f64::from(1 + 2 + 3 + 5) / 64.0 / 4.0, "loss");
+}
+
 /// Several optimiser steps train on the same pairs.
 #[test]
 fn pairs_are_divided_into_minibatches() {

@@ -187,7 +187,88 @@ fn calibration_error(bins: &[CalibrationBin]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rloom_core::{Span, StepReward, StopReason};
+
     use super::*;
+    use crate::batch_tests::{episode, group};
+
+    /// One margin for each trained trajectory, so that those of other episodes shift none.
+    #[test]
+    fn margins_are_those_of_trained_trajectories() {
+        let with = |role: Role, tokens: &[&[u32]], margin: Option<f64>| {
+            let mut made = episode(role, tokens, 0.0, StopReason::StopToken);
+            made.rewards.metrics.extend(margin.map(|margin| (MARGIN.to_owned(), margin)));
+            made
+        };
+        let groups = [group(vec![
+            with(Role::Baseline, &[&[9]], Some(4.0)),
+            with(Role::Train, &[&[1], &[2]], Some(0.5)),
+            with(Role::Train, &[&[3]], None),
+        ])];
+        assert_eq!(margins(&groups), [0.5, 0.5, 0.0]);
+        assert_eq!(members(&groups).len(), 3);
+        let without =
+            [group(vec![with(Role::Baseline, &[&[9]], Some(4.0)), with(Role::Train, &[&[1]], None)])];
+        assert!(margins(&without).is_empty());
+    }
+
+    /// Steps end after so many policy tokens; a step is right from more than one half on.
+    #[test]
+    fn labels_count_the_tokens_of_the_policy() {
+        let [made] =
+            &episode(Role::Train, &[&[1, 2, 3, 4, 5, 6, 7]], 0.0, StopReason::StopToken).segments[..]
+        else {
+            panic!("one segment")
+        };
+        let turn = |range, reward: Option<f64>| Span {
+            step: reward.map(|reward| StepReward { reward, state: None }),
+            ..Span::new(Author::Policy, range)
+        };
+        let spans = vec![
+            Span::new(Author::Prompt, 0..1),
+            turn(1..3, Some(0.25)),
+            Span::new(Author::Environment, 3..4),
+            turn(4..5, None),
+            turn(5..7, Some(0.75)),
+            turn(7..8, Some(0.5)),
+        ];
+        let labels = step_labels(&Trajectory { spans, ..made.clone() });
+        let wanted = [(2, false), (5, true), (6, false)].map(|(end, is_right)| StepLabel { end, is_right });
+        assert_eq!(labels, wanted);
+    }
+
+    /// A pair is judged by the difference of its values, a step by the value after its last token.
+    #[test]
+    fn judgements_read_the_values_at_the_ends() {
+        let last_value = vec![0.5, -1.5, 1.0, 4.0];
+        let scores = TokenScores { value: vec![0.5, 7.0, -1.0, 7.0], last_value, ..TokenScores::default() };
+        let pairs = judgements(
+            RewardModelSpec::Sequence { center: 0.0 },
+            &[LossInputs::default()],
+            std::slice::from_ref(&scores),
+        );
+        assert_eq!(pairs, [(sigmoid(2.0), true), (sigmoid(3.0), false)]);
+        let step = |end, is_right| StepLabel { end, is_right };
+        let inputs = LossInputs {
+            rows: vec![0..4, 4..4],
+            steps: vec![vec![step(2, true), step(4, false)], Vec::new()],
+            ..LossInputs::default()
+        };
+        let steps = judgements(RewardModelSpec::Process, &[inputs], &[scores]);
+        assert_eq!(steps, [(sigmoid(-1.0), true), (sigmoid(0.5), false)]);
+    }
+
+    /// Pairs are judged with a confidence of at least one half, which has all ten bins; steps have five of them there. The error
+    /// weighs bins by their judgements.
+    #[test]
+    fn bins_divide_the_range_of_the_predictions() {
+        let pairs = [(0.52, false), (0.57, true), (0.57, true), (0.57, true)];
+        let bins = calibration(&pairs);
+        assert_eq!(bins.iter().map(|bin| bin.count).collect::<Vec<_>>(), [1, 3]);
+        assert!((calibration_error(&bins) - (0.52 + 3.0 * 0.43) / 4.0).abs() < 1e-12);
+        let steps = calibration(&[&pairs[..], &[(0.1, false)]].concat());
+        assert_eq!(steps.iter().map(|bin| bin.count).collect::<Vec<_>>(), [1, 4]);
+    }
 
     #[test]
     fn the_curve_compares_predictions_with_what_came_true() {

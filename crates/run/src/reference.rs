@@ -130,3 +130,124 @@ fn add<E: TrainEngine>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rloom_collect::DemonstrationReader;
+    use rloom_config::Config;
+    use rloom_core::{SampleKey, Span, StopReason};
+    use rloom_data::{Cursor, DataSettings, Dataset, FileSettings, Order, RowKind, Source, Split};
+    use rloom_embedded::EmbeddedTrainEngine;
+    use rloom_env::SingleTurn;
+    use rloom_hub::Hub;
+    use rloom_model::{GenerationConfig, Model, NewModel, OptimizerSettings};
+    use rloom_ops::Ctx;
+    use rloom_text::{CharacterSettings, Tokenizer};
+    use serde_json::json;
+
+    use super::*;
+    use crate::stage_setup::batch_trainer;
+
+    fn scored_by(weights: u64, numeric_path: &str) -> ScoredBy {
+        ScoredBy { weights, numeric_path: numeric_path.to_owned() }
+    }
+
+    /// A trajectory of two turns.
+    fn trajectory(turns: [Range<usize>; 2]) -> Trajectory {
+        Trajectory {
+            key: SampleKey::default(),
+            agent: None,
+            tokens: (1..=8).collect(),
+            spans: turns.map(|range| Span::new(Author::Policy, range)).into(),
+            logprobs: Vec::new(),
+            versions: Vec::new(),
+            stop: StopReason::StopToken,
+            attachments: Vec::new(),
+        }
+    }
+
+    /// Everything that the scores depend on has a key of its own, also where numbers of tokens and ends of turns agree.
+    #[test]
+    fn keys_name_what_the_scores_depend_on() {
+        let own = trajectory([1..3, 5..7]);
+        let colder = own.spans.iter().cloned().map(|span| span.with_temperature(0.5)).collect();
+        let key = |of: &Trajectory| scored_by(7, "avx512").key(of);
+        let keys = [
+            key(&own),
+            scored_by(8, "avx512").key(&own),
+            scored_by(7, "scalar").key(&own),
+            key(&trajectory([2..3, 4..7])),
+            key(&trajectory([1..4, 6..7])),
+            key(&Trajectory { spans: colder, ..own.clone() }),
+            key(&Trajectory { tokens: vec![1, 2, 3, 9, 5, 6, 7, 8], ..own.clone() }),
+        ];
+        for (place, key) in keys.iter().enumerate() {
+            assert!(!keys[..place].contains(key), "{place}");
+        }
+        // Not on where and when it was sampled.
+        let sampled = SampleKey { ticket: Ticket(3), sample: 2, segment: 1 };
+        let again = Trajectory { key: sampled, logprobs: vec![-1.0; 4], stop: StopReason::Length, ..own };
+        assert!(key(&again) == keys[0]);
+    }
+
+    fn pairs(folder: &Path) -> DemonstrationSource {
+        let path = folder.join("rows.jsonl");
+        let row = |n: usize| json!({"prompt": "ab", "chosen": "cdefg"[..n], "rejected": "ba"}).to_string();
+        std::fs::write(&path, (1..5).map(|n| row(n) + "\n").collect::<String>()).unwrap();
+        let settings = DataSettings::from(Source::Files(FileSettings::new(path)));
+        let kind = RowKind::Pairs;
+        let dataset = Dataset::open_kind(&settings, Split::Demonstration, kind, 1, &Hub::from_env()).unwrap();
+        DemonstrationSource {
+            cursor: Cursor::new(dataset.len(), Order::Sequential, 1, 0).unwrap(),
+            dataset,
+            reader: DemonstrationReader {
+                tokenizer: Arc::new(Tokenizer::characters(&CharacterSettings::new("abcdefg")).unwrap()),
+                environment: Arc::new(SingleTurn),
+                context: 16,
+                timeout: Duration::from_mins(1),
+            },
+        }
+    }
+
+    /// Afterwards the reference is no longer in memory, and its scores are those that it has computed. A stop leaves it.
+    #[test]
+    fn the_reference_is_freed_once_everything_is_scored() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = pairs(folder.path());
+        let dpo = include_str!("../../../recipes/dpo.toml");
+        let config =
+            Config::from_text::<&str>("dpo.toml", dpo, &[]).map_err(|errors| errors.to_string()).unwrap();
+        let training = batch_trainer(&config.stages[1], 1, 1, 16, true).unwrap();
+        let new =
+            json!({"layers": 1, "hidden_size": 8, "heads": 1, "intermediate_size": 8, "max_positions": 16});
+        let new: NewModel = serde_json::from_value(new).unwrap();
+        let model = Arc::new(Model::init(&new.config(source.reader.tokenizer.vocab_size()).unwrap(), 1));
+        let mut engine = EmbeddedTrainEngine::new(
+            Ctx::serial(),
+            Arc::clone(&model),
+            Some(model),
+            OptimizerSettings::default(),
+            GenerationConfig::default(),
+        );
+        let given = GivenBatches { source: &source, groups_per_batch: 2, batches: 0..2 };
+        let score = |engine: &mut EmbeddedTrainEngine, stop: &StopFlag| {
+            let warn = &mut |warning: String| panic!("{warning}");
+            score_all(&folder.path().join("scores"), &given, &training, engine, stop, warn).unwrap()
+        };
+        let stop = StopFlag::default();
+        stop.request();
+        assert!(score(&mut engine, &stop).is_none());
+        assert!(engine.reference_digest().is_ok());
+        let groups = (0..4).map(|ticket| runtime::block_on(source.group(Ticket(ticket))).unwrap().unwrap());
+        let trajectories = training.scored_by_reference(&groups.collect::<Vec<_>>());
+        let wanted = training.reference_logprobs(&mut engine, &trajectories).unwrap();
+        assert_eq!(wanted.len(), 8);
+        let scores = score(&mut engine, &StopFlag::default()).unwrap();
+        assert!(matches!(engine.reference_digest(), Err(TrainError::NoReference)));
+        for (trajectory, wanted) in trajectories.iter().zip(wanted) {
+            assert_eq!(scores.get(trajectory), Some(wanted));
+        }
+    }
+}

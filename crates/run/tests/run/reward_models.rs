@@ -175,6 +175,29 @@ fn a_run_from_a_folder_resumes_in_the_stage() {
     assert!(weights(&whole, "ppo-step-000001") == weights(&broken, "ppo-step-000001"));
 }
 
+/// The reward of each episode of a tiny run, with the value that a model gives to its tokens. Texts have no special tokens; one that
+/// was cut off is scored as if it had ended.
+fn rewards_and_values(config: &Config, model: &Model) -> Vec<(f64, f64)> {
+    let file = std::fs::File::open(rollout_file(config)).unwrap();
+    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
+    let of = |line: &str| {
+        let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
+        let trajectory = &logged.trajectory;
+        let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
+        let written = completion.iter().copied().filter(|&token| token >= SPECIAL_TOKENS);
+        let mut tokens: Vec<u32> = prompt.iter().copied().chain(written).collect();
+        if model.config().reads_end_token() {
+            tokens.push(model.config().eos_token_ids[0]);
+        }
+        let starts = [0, tokens.len()];
+        let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
+        let rows = ScoreRows { rows: &[], inv_temperature: &[] };
+        let expected = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
+        (logged.rewards.components[0].value().unwrap(), f64::from(expected))
+    };
+    text.lines().map(of).collect()
+}
+
 /// Rewards are the values that the model of the stage gives to the tokens of the episodes, also with an adapter.
 #[test]
 fn rewards_are_the_values_of_the_model() {
@@ -189,27 +212,36 @@ fn check_values(more: &[&str]) {
     let config = tiny(directory.path(), more);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
     let model = Model::load_reward(&checkpoint(&config, "reward-step-000003")).unwrap();
-    let file = std::fs::File::open(rollout_file(&config)).unwrap();
-    let text = String::from_utf8(zstd::decode_all(file).unwrap()).unwrap();
-    let mut values = Vec::new();
-    for line in text.lines() {
-        let logged: LoggedTrajectory = serde_json::from_str(line).unwrap();
-        let trajectory = &logged.trajectory;
-        let (prompt, completion) = trajectory.tokens.split_at(trajectory.prompt_tokens());
-        // Texts have no special tokens; one that was cut off is scored as if it had ended.
-        let written = completion.iter().copied().filter(|&token| token >= SPECIAL_TOKENS);
-        let mut tokens: Vec<u32> = prompt.iter().copied().chain(written).collect();
-        tokens.push(model.config().eos_token_ids[0]);
-        let starts = [0, tokens.len()];
-        let packed = PackedTokens { tokens: &tokens, seq_starts: &starts, parents: &[] };
-        let rows = ScoreRows { rows: &[], inv_temperature: &[] };
-        let expected = model.score(&Ctx::serial(), &packed, &rows).unwrap().last_value[0];
-        let found = logged.rewards.components[0].value().unwrap();
-        assert_eq!(found, f64::from(expected));
-        values.push(found);
-    }
+    assert!(model.config().reads_end_token());
+    let values = rewards_and_values(&config, &model);
     assert_eq!(values.len(), 8);
+    assert!(values.iter().all(|(reward, value)| reward == value), "{values:?}");
     assert!(values.iter().any(|value| *value != values[0]), "{values:?}");
+}
+
+/// Models of others, whose folders do not say that texts end with an end-of-text token, read the token before it.
+#[test]
+fn models_of_others_read_no_end_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let rate = "stage.reward.trainer.learning_rate=1e-2";
+    let first = tiny(&directory.path().join("first"), &[rate]);
+    rloom_run::train(&first, &mut (), &StopFlag::default()).unwrap();
+    let folder = checkpoint(&first, "reward-step-000003");
+    let own = Model::load_reward(&folder).unwrap();
+    let path = folder.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(config.as_object_mut().unwrap().remove("rloom").is_some());
+    std::fs::write(&path, config.to_string()).unwrap();
+    let other = Model::load_reward(&folder).unwrap();
+    assert!(!other.config().reads_end_token());
+    let component = format!("{{kind='reward_model',model='{}',backend='embedded'}}", folder.display());
+    let components = format!("stage.ppo.reward.components=[{component}]");
+    let second = tiny(&directory.path().join("second"), &[rate, &components]);
+    rloom_run::train(&second, &mut (), &StopFlag::default()).unwrap();
+    let values = rewards_and_values(&second, &other);
+    assert_eq!(values.len(), 8);
+    assert!(values.iter().all(|(reward, value)| reward == value), "{values:?}");
+    assert!(rewards_and_values(&second, &own).iter().all(|(reward, value)| reward != value));
 }
 
 /// The value of a completion is made of the probabilities that its steps are right.
