@@ -31,24 +31,12 @@ pub struct StageEvaluation<R> {
     pending: Option<PendingEvaluation>,
     stage: String,
     best: Option<Best>,
-    /// The training thread evaluates a reward model on held-out rows.
-    is_by_trainer: bool,
 }
 
 impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     /// Creates the evaluations of the stage called `stage`. `best` is the best version so far.
     pub fn new(evaluator: Option<Arc<Evaluator<R>>>, stage: &str, best: Option<Best>) -> Self {
-        Self { evaluator, pending: None, stage: stage.to_owned(), best, is_by_trainer: false }
-    }
-
-    /// Evaluations by the training thread, of a reward model.
-    pub fn of_reward_model(stage: &str, best: Option<Best>) -> Self {
-        Self { is_by_trainer: true, ..Self::new(None, stage, best) }
-    }
-
-    /// True if the training thread evaluates.
-    pub(crate) fn is_by_trainer(&self) -> bool {
-        self.is_by_trainer
+        Self { evaluator, pending: None, stage: stage.to_owned(), best }
     }
 
     /// The evaluator, unless the stage is not evaluated.
