@@ -72,8 +72,9 @@ fn bin(predicted: f64) -> crate::CalibrationBin {
 
 #[test]
 fn the_curve_is_that_of_the_last_validation_of_each_stage() {
-    let validated = |stage: &str, step, bins: &[f64]| {
-        let metrics = [(metric::VALIDATION_ACCURACY.to_owned(), 0.75)].into();
+    let validated = |stage: &str, step: u64, bins: &[f64]| {
+        let accuracy = 0.5 + 0.1 * step as f64;
+        let metrics = [(metric::VALIDATION_ACCURACY.to_owned(), accuracy)].into();
         let calibration = bins.iter().copied().map(bin).collect();
         let event = Event::Validation { metrics, rows: 4, best: false, calibration };
         EventLine { stage: stage.into(), ..line(step, event) }
