@@ -56,14 +56,13 @@ impl BatchTrainer {
             let scores = engine.score(Which::Policy, &packed)?;
             let mut inputs = Cow::Owned(loss_inputs(&packed, &members, &known, None, Mismatch::Unmeasured));
             self.add_sharpened(engine, &packed, &mut inputs)?;
-            let objective = match reward {
-                Some((_, loss)) => Objective::Reward(loss),
-                None => {
-                    let batch = (&members[..], &packed[..]);
-                    let draws = self.draws(PolicyVersion(0), 0);
-                    let (loss, mut state) = (validation_loss(&self.algorithm, state), state.clone());
-                    self.objective(engine, loss, batch, &known.reference, &mut state, draws)?
-                }
+            let objective = if let Some((_, loss)) = reward {
+                Objective::Reward(loss)
+            } else {
+                let batch = (&members[..], &packed[..]);
+                let draws = self.draws(PolicyVersion(0), 0);
+                let (loss, mut state) = (validation_loss(&self.algorithm, state), state.clone());
+                self.objective(engine, loss, batch, &known.reference, &mut state, draws)?
             };
             for grad in LossStep::new(objective, counts, &inputs).evaluate_step(&scores)? {
                 terms.merge(&grad.terms);
