@@ -226,8 +226,7 @@ impl Composer<'_> {
         let keys = keys?;
         // Held-out rows have no samples.
         let samples = keys.method.samples(&keys.algorithm);
-        let has_validation =
-            !samples && !keys.method.trains_reward_model() && !self.layers("validation", &[stage]).is_empty();
+        let has_validation = !samples && !self.layers("validation", &[stage]).is_empty();
         let validation = has_validation.then(|| self.section("validation", &[stage], stage.origin));
         let rollout = if samples {
             let sampling = self.section("sampling", &[stage], stage.origin);

@@ -202,8 +202,8 @@ pub(crate) struct StageKeys {
     /// Order of the tasks.
     #[serde(default)]
     pub(crate) order: Order,
-    /// Steps between evaluations; 0 for none in this stage. Default: `eval.every`. A stage that trains a reward model evaluates it
-    /// on the held-out rows of its own data; without any the default is 0.
+    /// Steps between evaluations; 0 for none in this stage. Default: `eval.every`. Stages that train a reward model generate nothing
+    /// to evaluate: see `validation`.
     pub(crate) eval_every: Option<u64>,
     /// Steps between checkpoints; 0 saves only at the end of the stage. Default: `run.checkpoint_every`.
     pub(crate) checkpoint_every: Option<u64>,

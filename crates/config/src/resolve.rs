@@ -57,7 +57,7 @@ impl Config {
         set("steps", count(stage.steps));
         set("groups_per_batch", count(stage.groups_per_batch));
         set("order", Value::String(name_of(&stage.order)));
-        if self.eval.is_some() || stage.trains_reward_model() {
+        if self.eval.is_some() && !stage.trains_reward_model() {
             set("eval_every", count(stage.eval_every));
         }
         set("checkpoint_every", count(stage.checkpoint_every));

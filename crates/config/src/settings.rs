@@ -209,7 +209,7 @@ pub struct Stage {
     pub groups_per_batch: u64,
     /// Order of the tasks.
     pub order: Order,
-    /// Steps between evaluations; 0 for none in this stage.
+    /// Steps between evaluations; 0 for none in this stage, and in stages of reward models, which generate nothing.
     pub eval_every: u64,
     /// Steps between checkpoints; 0 saves only at the end of the stage.
     pub checkpoint_every: u64,
@@ -257,10 +257,9 @@ impl Stage {
         self.trainer.ranks().is_some()
     }
 
-    /// True if the stage samples the held-out tasks of `[eval]`. A reward model is evaluated on held-out rows of the stage's data
-    /// instead.
+    /// True if the stage samples the held-out tasks of `[eval]`.
     pub fn samples_held_out(&self) -> bool {
-        self.eval_every > 0 && !self.trains_reward_model()
+        self.eval_every > 0
     }
 
     /// True if the stage trains a reward model, not a policy.

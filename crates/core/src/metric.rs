@@ -278,8 +278,7 @@ metrics! {
     ROLLOUT_TOKENS_PER_SECOND = "tokens_per_second/rollout", "tokens/second";
     /// Trained tokens per second of training.
     TRAIN_TOKENS_PER_SECOND = "tokens_per_second/train", "tokens/second";
-    /// Fraction of held-out tasks solved with greedy decoding; of a reward model, fraction of held-out pairs or steps that it
-    /// judges correctly.
+    /// Fraction of held-out tasks solved with greedy decoding.
     EVAL_ACCURACY = "eval/accuracy", "fraction";
     /// Fraction of the held-out tasks of a domain that are solved, if the tasks have several. The domain follows.
     EVAL_DOMAIN_ACCURACY_PREFIX = prefix "eval/accuracy/", "fraction";
@@ -293,23 +292,23 @@ metrics! {
     EVAL_DROPPED = "eval/dropped", "tasks";
     /// Mean number of policy tokens per held-out completion.
     EVAL_MEAN_LENGTH = "eval/mean_length", "tokens";
-    /// Loss of a reward model on held-out rows.
-    EVAL_LOSS = "eval/loss", "";
-    /// `margin` on held-out rows.
-    EVAL_MARGIN = "eval/margin", "";
-    /// `min_reward` on held-out rows.
-    EVAL_MIN_REWARD = "eval/min_reward", "";
-    /// `mean_reward` on held-out rows.
-    EVAL_MEAN_REWARD = "eval/mean_reward", "";
-    /// `max_reward` on held-out rows.
-    EVAL_MAX_REWARD = "eval/max_reward", "";
-    /// Expected calibration error of a reward model on held-out rows: mean distance between the predicted probability and
-    /// the observed frequency.
-    EVAL_CALIBRATION_ERROR = "eval/calibration_error", "";
     /// A metric of one of `[[eval.sets]]`. The name of the set and that of the metric follow: `eval_set/hard/accuracy`.
     EVAL_SET_PREFIX = prefix "eval_set/", "";
     /// Loss of the method on the held-out rows of a stage that learns from rows.
     VALIDATION_LOSS = "validation/loss", "";
+    /// Fraction of held-out pairs or steps that a reward model judges correctly.
+    VALIDATION_ACCURACY = "validation/accuracy", "fraction";
+    /// `margin` of a reward model on held-out rows.
+    VALIDATION_MARGIN = "validation/margin", "";
+    /// `min_reward` of a reward model on held-out rows.
+    VALIDATION_MIN_REWARD = "validation/min_reward", "";
+    /// `mean_reward` of a reward model on held-out rows.
+    VALIDATION_MEAN_REWARD = "validation/mean_reward", "";
+    /// `max_reward` of a reward model on held-out rows.
+    VALIDATION_MAX_REWARD = "validation/max_reward", "";
+    /// Expected calibration error of a reward model on held-out rows: mean distance between the predicted probability and
+    /// the observed frequency.
+    VALIDATION_CALIBRATION_ERROR = "validation/calibration_error", "";
     /// Another metric of the loss on held-out rows. The name of the metric follows: `validation/rewards/accuracies`.
     VALIDATION_PREFIX = prefix "validation/", "";
     /// A metric of a further policy of the run. The name of the policy and that of the metric follow:

@@ -444,7 +444,7 @@ impl BatchTrainer {
             report.metrics.insert(metric::ENTROPY_COEF.into(), loss.entropy_coef);
         }
         let objective = match (self.algorithm.reward_model, self.algorithm.distillation) {
-            (Some(spec), _) => Objective::Reward(Self::reward_loss(spec, minibatch.members, minibatch.known)),
+            (Some(spec), _) => Objective::Reward(Self::reward_loss(spec, minibatch.members)),
             (None, Some(distillation)) => {
                 let aggregation = self.algorithm.loss.aggregation;
                 Objective::Distillation(DistillationLoss { distillation, aggregation })

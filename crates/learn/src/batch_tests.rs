@@ -35,6 +35,8 @@ pub(crate) struct Recorder {
     pub(crate) rates: Vec<f64>,
     /// Noise of each accumulation, and whether one of its prompts was shared.
     pub(crate) noise: Vec<(Option<EmbeddingNoise>, bool)>,
+    /// Sequences of each scoring.
+    pub(crate) scored: Vec<usize>,
 }
 
 /// Log-probability −token/64, value token/128.
@@ -43,7 +45,15 @@ pub(crate) fn plain(token: u32, _: u32) -> (f32, f32) {
 }
 
 pub(crate) fn recorder(policy: Output, reference: Output) -> Recorder {
-    Recorder { policy, reference, steps: 0, accumulated: Vec::new(), rates: Vec::new(), noise: Vec::new() }
+    Recorder {
+        policy,
+        reference,
+        steps: 0,
+        accumulated: Vec::new(),
+        rates: Vec::new(),
+        noise: Vec::new(),
+        scored: Vec::new(),
+    }
 }
 
 impl Recorder {
@@ -69,6 +79,7 @@ impl TrainEngine for Recorder {
     fn observe(&mut self, _: ProgressObserver) {}
 
     fn score(&mut self, which: Which, step: &[PackedBatch]) -> Result<Vec<TokenScores>, TrainError> {
+        self.scored.push(step.iter().map(|batch| batch.sequences.len()).sum());
         let output = if which == Which::Policy { self.policy } else { self.reference };
         Ok(step.iter().map(|batch| self.scores(output, batch)).collect())
     }

@@ -33,5 +33,6 @@ pub use functions::{GivenAdvantages, LossDifference, MethodError, MethodFunction
 pub use models::{FurtherPolicy, Models};
 pub use reference::{ReferenceScores, ReferenceUse};
 pub use report::{BatchReport, SkippedSteps};
-pub use reward::{CalibrationBin, RewardEvaluation};
+pub use reward::CalibrationBin;
 pub use scores::BatchScores;
+pub use validation::Validation;

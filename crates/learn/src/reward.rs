@@ -1,21 +1,17 @@
-//! Reward models: what their losses read of a batch, and their evaluation on held-out rows.
+//! Reward models: what their losses read of a batch, and how well their judgements are calibrated.
 
-use std::collections::BTreeMap;
-
-use rloom_algo::{
-    LossInputs, LossStep, LossTerms, Mismatch, Objective, RewardLoss, RewardModelSpec, StepLabel, TokenScores,
-};
-use rloom_core::{Author, Group, MARGIN, Role, Trajectory, metric};
-use rloom_engine::{TrainEngine, TrainError, Which};
+use rloom_algo::{LossInputs, RewardLoss, RewardModelSpec, StepLabel, TokenScores};
+use rloom_core::{Author, Group, MARGIN, Role, Trajectory};
+use rloom_engine::TrainError;
 
 use crate::preference::labels;
-use crate::rows::{Member, counts, loss_inputs, members};
+use crate::rows::{Member, members};
 use crate::{BatchScores, BatchTrainer};
 
 /// Bins of a calibration curve.
 const BINS: usize = 10;
 
-/// Judgements of similar confidence in an evaluation.
+/// Judgements of similar confidence on held-out rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CalibrationBin {
     /// Mean predicted probability.
@@ -24,17 +20,6 @@ pub struct CalibrationBin {
     pub observed: f64,
     /// Number of judgements.
     pub count: u64,
-}
-
-/// Evaluation of a reward model on held-out rows.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct RewardEvaluation {
-    /// Metrics by name.
-    pub metrics: BTreeMap<String, f64>,
-    /// Number of rows.
-    pub rows: u64,
-    /// The calibration curve, by ascending predicted probability; bins without judgements are left out.
-    pub calibration: Vec<CalibrationBin>,
 }
 
 /// Returns the margin of each trained trajectory; empty if the data has none.
@@ -83,52 +68,22 @@ impl BatchTrainer {
     }
 
     /// The loss of an optimiser step on `members`.
-    pub(crate) fn reward_loss(
-        spec: RewardModelSpec,
-        members: &[Member<'_>],
-        known: &BatchScores,
-    ) -> RewardLoss {
-        let steps = |member: &Member<'_>| known.steps.get(member.place).map_or(0, Vec::len) as u64;
+    pub(crate) fn reward_loss(spec: RewardModelSpec, members: &[Member<'_>]) -> RewardLoss {
+        let steps = |member: &Member<'_>| step_labels(member.trajectory).len() as u64;
         match spec {
             RewardModelSpec::Sequence { center } => RewardLoss::Pairs { center },
             RewardModelSpec::Process => RewardLoss::Steps { steps: members.iter().map(steps).sum() },
         }
     }
-
-    /// Evaluates the reward model on held-out groups.
-    pub fn evaluate_reward<E: TrainEngine>(
-        &self,
-        spec: RewardModelSpec,
-        engine: &mut E,
-        groups: &[Group],
-    ) -> Result<RewardEvaluation, TrainError> {
-        let mut known = BatchScores::default();
-        self.add_reward_labels(groups, &mut known)?;
-        let members = members(groups);
-        let packed = self.pack(&members)?;
-        let inputs = loss_inputs(&packed, &members, &known, None, Mismatch::Unmeasured);
-        let counts = counts(&members, self.completion_limit);
-        let scores = engine.score(Which::Policy, &packed)?;
-        let loss = Objective::Reward(Self::reward_loss(spec, &members, &known));
-        let mut terms = LossTerms::default();
-        for grad in LossStep::new(loss, counts, &inputs).evaluate_step(&scores)? {
-            terms.merge(&grad.terms);
-        }
-        let metrics = terms.finish(&counts)?;
-        let calibration = calibration(&judgements(spec, &inputs, &scores));
-        let mut named: BTreeMap<String, f64> = metrics
-            .named()
-            .into_iter()
-            .map(|(name, value)| (format!("{}{name}", metric::EVAL_PREFIX), value))
-            .collect();
-        named.insert(metric::EVAL_CALIBRATION_ERROR.to_owned(), calibration_error(&calibration));
-        Ok(RewardEvaluation { metrics: named, rows: groups.len() as u64, calibration })
-    }
 }
 
 /// Predicted probabilities, and whether they came true: of pairs, that the completion with the higher reward is the chosen one;
 /// of steps, that the step is right.
-fn judgements(spec: RewardModelSpec, inputs: &[LossInputs], scores: &[TokenScores]) -> Vec<(f64, bool)> {
+pub(crate) fn judgements(
+    spec: RewardModelSpec,
+    inputs: &[LossInputs],
+    scores: &[TokenScores],
+) -> Vec<(f64, bool)> {
     let mut judged = Vec::new();
     for (inputs, scores) in inputs.iter().zip(scores) {
         match spec {
@@ -160,8 +115,11 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 /// Judgements in bins of equal width over the range of their predictions: from 1/2 on for pairs, from 0 on for steps.
-fn calibration(judged: &[(f64, bool)]) -> Vec<CalibrationBin> {
-    let low = if judged.iter().all(|&(predicted, _)| predicted >= 0.5) { 0.5 } else { 0.0 };
+pub(crate) fn calibration(spec: RewardModelSpec, judged: &[(f64, bool)]) -> Vec<CalibrationBin> {
+    let low = match spec {
+        RewardModelSpec::Sequence { .. } => 0.5,
+        RewardModelSpec::Process => 0.0,
+    };
     let mut bins = [(0.0, 0u64, 0u64); BINS];
     for &(predicted, is_true) in judged {
         let place = ((predicted - low) / (1.0 - low) * BINS as f64) as usize;
@@ -179,7 +137,7 @@ fn calibration(judged: &[(f64, bool)]) -> Vec<CalibrationBin> {
 }
 
 /// Expected calibration error: the mean distance between predicted and observed, weighted by the number of judgements.
-fn calibration_error(bins: &[CalibrationBin]) -> f64 {
+pub(crate) fn calibration_error(bins: &[CalibrationBin]) -> f64 {
     let count: u64 = bins.iter().map(|bin| bin.count).sum();
     let distance = |bin: &CalibrationBin| bin.count as f64 * (bin.predicted - bin.observed).abs();
     bins.iter().map(distance).sum::<f64>() / count.max(1) as f64
@@ -273,12 +231,13 @@ mod tests {
     #[test]
     fn the_curve_compares_predictions_with_what_came_true() {
         let judged = [(0.52, true), (0.54, false), (0.97, true), (1.0, true)];
-        let bins = calibration(&judged);
+        let bins = calibration(RewardModelSpec::Sequence { center: 0.0 }, &judged);
         assert_eq!(bins.len(), 2);
         assert!((bins[0].predicted - 0.53).abs() < 1e-12 && bins[0].observed == 0.5 && bins[0].count == 2);
         assert!((bins[1].predicted - 0.985).abs() < 1e-12 && bins[1].observed == 1.0);
         assert!((calibration_error(&bins) - 0.5 * (0.03 + 0.015)).abs() < 1e-12);
-        assert_eq!(calibration(&[(0.05, false), (0.95, true)]).len(), 2, "steps from 0 on");
+        let steps = calibration(RewardModelSpec::Process, &judged[..2]);
+        assert_eq!((steps.len(), steps[0].count), (1, 2), "bins of steps are twice as wide");
         assert_eq!(calibration_error(&[]), 0.0);
     }
 }

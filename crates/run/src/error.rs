@@ -2,7 +2,7 @@ mod hints;
 
 use std::path::PathBuf;
 
-use rloom_collect::{CollectError, GroupFailure};
+use rloom_collect::CollectError;
 use rloom_engine::{Form, RolloutError, TrainError};
 use rloom_stage::StageError;
 use rloom_store::StoreError;
@@ -175,15 +175,6 @@ pub enum RunError {
         rows: &'static str,
         /// Name of the environment.
         environment: String,
-    },
-    /// A held-out row that cannot be read.
-    #[error("{stage} held out: {failure}")]
-    #[diagnostic(forward(failure))]
-    HeldOutRow {
-        /// Name of the stage.
-        stage: String,
-        /// The row, and what is wrong with it.
-        failure: GroupFailure,
     },
     /// A summary that is never requested.
     #[error(

@@ -168,12 +168,6 @@ impl<'c> DataUse<'c> {
             environment: &stage.environment,
         };
         let mut uses: Vec<Self> = named_sources(&stage.name, &stage.data).map(of_source).collect();
-        if stage.trains_reward_model() && stage.eval_every > 0 {
-            let held_out = format!("{} held out", stage.name);
-            let of_source =
-                |(name, data)| Self { split: (Split::Eval, row_kind(stage)), ..of_source((name, data)) };
-            uses.extend(named_sources(&held_out, &stage.data).map(of_source));
-        }
         if stage.validation.is_some() {
             let name = format!("the validation of {}", stage.name);
             let held_out = named_sources(&name, &stage.data).map(of_source);

@@ -11,7 +11,7 @@ use rloom_collect::{
 };
 use rloom_config::layered::suggest;
 use rloom_config::{Config, EvalSettings, MAIN_POLICY, PolicySettings, Stage, StageRollout, Start};
-use rloom_core::{Group, PolicyId, Ticket};
+use rloom_core::PolicyId;
 use rloom_data::{Cursor, DataSettings, Dataset, RowKind, Split};
 use rloom_engine::{ReferenceSettings, RolloutEngine, RolloutEngineSettings};
 use rloom_env::{EnvironmentSettings, Solo, World};
@@ -248,32 +248,6 @@ impl RunInputs {
             context: self.context,
             timeout,
         })
-    }
-
-    /// The held-out groups that the reward model of a stage is evaluated on; empty if it is not.
-    pub(crate) fn held_out(
-        &self,
-        index: u32,
-        stage: &Stage,
-        rows: &KeptRows,
-    ) -> Result<Vec<Group>, RunError> {
-        if stage.eval_every == 0 {
-            return Ok(Vec::new());
-        }
-        let source = self.rows(index, stage, Split::Eval, rows)?;
-        let length = source.dataset.len();
-        let all = async {
-            let mut groups = Vec::new();
-            for ticket in 0..length {
-                groups.push(source.group(Ticket(ticket)).await);
-            }
-            groups
-        };
-        let groups = crate::runtime::block_on(all)?;
-        groups
-            .into_iter()
-            .map(|group| group.map_err(|failure| RunError::HeldOutRow { stage: stage.name.clone(), failure }))
-            .collect()
     }
 
     /// The loss on held-out rows of a stage; `None` if it has none.

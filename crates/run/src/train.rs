@@ -440,9 +440,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 )?)),
                 None => None,
             };
-        let is_reward_model = stage.algorithm.reward_model.is_some();
-        let held_out =
-            is_reward_model.then(|| self.inputs.held_out(index as u32, stage, &self.rows)).transpose()?;
         let same_numeric_path =
             resumed.as_ref().is_none_or(|state| state.numeric_path == engines.numeric_path);
         // Log-probabilities sampled on another numeric path are not those that training computes here.
@@ -470,7 +467,6 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let trainer = TrainerHandle::start(TrainerThread {
             models: engines.models,
             training: training.clone(),
-            held_out: held_out.unwrap_or_default(),
             optimizer: stage.optimizer.clone(),
             total_optimizer_steps: optimizer_steps(stage),
             groups_per_batch: stage.groups_per_batch,
@@ -508,7 +504,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             restore_groups(&mut groups, snapshot, &mut scheduler);
         }
         let schedule = stage.schedule();
-        let eval_every = if evaluator.is_some() || is_reward_model { stage.eval_every } else { 0 };
+        let eval_every = if evaluator.is_some() { stage.eval_every } else { 0 };
         let settings = SchedulerSettings::new(
             &schedule,
             stage.groups_per_batch,
@@ -521,6 +517,12 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let retention = CheckpointRetention { last: run.keep_last as usize, every: run.keep_every };
         let saved = self.last.clone().filter(|_| from_step > 0).map(|path| (from_step, path));
         let scheduler = stage_scheduler(settings, &domains, counters.success.as_ref(), scheduler)?;
+        let mut evaluation = StageEvaluation::new(evaluator, &stage.name, self.best.take());
+        let later = &self.config.stages[index + 1..];
+        if stage.trains_reward_model() && later.iter().any(|stage| !stage.trains_reward_model()) {
+            // Of a run that goes on to train policies, the best version is one.
+            evaluation = evaluation.without_best();
+        }
         Ok(StageParts {
             scheduler,
             directory: self.directory,
@@ -534,11 +536,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
                 engines.frozen,
             ),
             leagues,
-            evaluation: if is_reward_model {
-                StageEvaluation::of_reward_model(&stage.name, self.best.take())
-            } else {
-                StageEvaluation::new(evaluator, &stage.name, self.best.take())
-            },
+            evaluation,
             validation: self.inputs.validation(index as u32, stage, &self.rows)?,
             checkpoints: StageCheckpoints::new(self.checkpoints.clone(), index as u32, retention, saved),
             trainer,

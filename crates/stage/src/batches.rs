@@ -198,10 +198,6 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
             TrainerResult::Saved { version, result } => {
                 self.on_saved(version, result, (start, end)).map(|()| None)
             }
-            TrainerResult::Evaluated(result) => {
-                let evaluation = result.map_err(|error| self.worker_failed(error))?;
-                Ok(self.on_reward_evaluated(evaluation, (start, end)))
-            }
             TrainerResult::Published(_) | TrainerResult::Validated(_) => Ok(None),
         }
     }

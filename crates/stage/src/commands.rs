@@ -122,14 +122,6 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Requests an evaluation; it starts as soon as the engine has the version.
     async fn evaluate(&mut self, version: PolicyVersion) -> Result<(), StageError> {
-        if self.evaluation.is_by_trainer() {
-            self.note_trainer_busy();
-            self.evaluation.request(version);
-            if let Some(trainer) = &self.trainer {
-                trainer.evaluate();
-            }
-            return Ok(());
-        }
         if self.evaluation.evaluator().is_none() {
             self.pending.push_back(SchedulerEvent::Evaluated.into());
             return Ok(());

@@ -31,24 +31,20 @@ pub struct StageEvaluation<R> {
     pending: Option<PendingEvaluation>,
     stage: String,
     best: Option<Best>,
-    /// The training thread evaluates a reward model on held-out rows.
-    is_by_trainer: bool,
+    /// A version of this stage may become the best one.
+    has_best: bool,
 }
 
 impl<R: RolloutEngine + 'static> StageEvaluation<R> {
     /// Creates the evaluations of the stage called `stage`. `best` is the best version so far.
     pub fn new(evaluator: Option<Arc<Evaluator<R>>>, stage: &str, best: Option<Best>) -> Self {
-        Self { evaluator, pending: None, stage: stage.to_owned(), best, is_by_trainer: false }
+        Self { evaluator, pending: None, stage: stage.to_owned(), best, has_best: true }
     }
 
-    /// Evaluations by the training thread, of a reward model.
-    pub fn of_reward_model(stage: &str, best: Option<Best>) -> Self {
-        Self { is_by_trainer: true, ..Self::new(None, stage, best) }
-    }
-
-    /// True if the training thread evaluates.
-    pub(crate) fn is_by_trainer(&self) -> bool {
-        self.is_by_trainer
+    /// Keeps the best version so far, whatever the results of this stage.
+    #[must_use]
+    pub fn without_best(self) -> Self {
+        Self { has_best: false, ..self }
     }
 
     /// The evaluator, unless the stage is not evaluated.
@@ -129,7 +125,8 @@ impl<R: RolloutEngine + 'static> StageEvaluation<R> {
         self.note(is_best, version, BestScore::ValidationLoss(loss))
     }
 
-    fn note(&mut self, is_best: bool, version: PolicyVersion, score: BestScore) -> bool {
+    fn note(&mut self, is_better: bool, version: PolicyVersion, score: BestScore) -> bool {
+        let is_best = is_better && self.has_best;
         if is_best {
             self.best = Some(Best { score, stage: self.stage.clone(), step: version.0 });
         }

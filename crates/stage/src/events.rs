@@ -6,7 +6,7 @@ use rloom_algo::FilterReason;
 use rloom_collect::{GroupFailure, GroupUpdate};
 use rloom_core::{Episode, Group, PolicyVersion, Role, Task, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
-use rloom_learn::{CalibrationBin, MethodError, RewardEvaluation};
+use rloom_learn::MethodError;
 use rloom_sched::SchedulerEvent;
 use rloom_store::journal::Record;
 use rloom_telemetry::{Activity, Event, GroupEnd, Lane, Phase};
@@ -284,39 +284,13 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         let interval = (started, Instant::now());
         self.reporter.activity(Lane::Train, Activity::Evaluate, interval, version.0, None);
         let best = self.evaluation.record(version, report.accuracy);
-        self.reporter.emit(Event::Evaluation {
-            metrics: report.metrics,
-            tasks: report.tasks,
-            best,
-            calibration: Vec::new(),
-        });
+        self.reporter.emit(Event::Evaluation { metrics: report.metrics, tasks: report.tasks, best });
         for sample in report.samples {
             self.reporter.emit(Event::EvaluationSample(sample));
         }
         self.clock.trainer_idle();
         let record = Record::Evaluated { policy: self.context.policy, version };
         Ok(Some(JournaledEvent::recorded(SchedulerEvent::Evaluated, record)))
-    }
-
-    /// Reports an evaluation of a reward model.
-    pub(crate) fn on_reward_evaluated(
-        &mut self,
-        evaluation: RewardEvaluation,
-        interval: (Instant, Instant),
-    ) -> Option<JournaledEvent> {
-        let (version, _) = self.evaluation.finish()?;
-        self.set_step(version);
-        self.reporter.activity(Lane::Train, Activity::Evaluate, interval, version.0, None);
-        let RewardEvaluation { metrics, rows, calibration } = evaluation;
-        let bins = calibration.into_iter().map(|CalibrationBin { predicted, observed, count }| {
-            rloom_telemetry::CalibrationBin { predicted, observed, count }
-        });
-        let calibration = bins.collect();
-        // The best version of the run is that of a policy.
-        self.reporter.emit(Event::Evaluation { metrics, tasks: rows, best: false, calibration });
-        self.clock.trainer_idle();
-        let record = Record::Evaluated { policy: self.context.policy, version };
-        Some(JournaledEvent::recorded(SchedulerEvent::Evaluated, record))
     }
 
     pub(crate) fn on_loaded(&mut self, loaded: LoadResult) -> Result<(), StageError> {

@@ -12,7 +12,7 @@ use std::time::Instant;
 use rloom_algo::AlgorithmState;
 use rloom_core::{Group, PolicyId, PolicyVersion};
 use rloom_engine::{Form, PublishedPolicy, TrainEngine, TrainError};
-use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models, RewardEvaluation};
+use rloom_learn::{BatchPosition, BatchReport, BatchTrainer, GivenAdvantages, Models};
 use rloom_model::OptimizerSettings;
 use rloom_store::checkpoint::{
     CheckpointName, CheckpointState, Checkpoints, pinned_weights_folder, policy_folder,
@@ -40,8 +40,6 @@ pub struct TrainerThread<T> {
     pub models: Models<T>,
     /// Training on a batch.
     pub training: BatchTrainer,
-    /// Held-out groups that a reward model is evaluated on.
-    pub held_out: Vec<Group>,
     /// Learning-rate schedule and optimiser.
     pub optimizer: OptimizerSettings,
     /// Optimiser steps of the whole stage, for the learning-rate schedule.
@@ -72,8 +70,6 @@ enum Job {
     Publish(PolicyVersion),
     /// Train on a batch and publish.
     Train(Box<TrainJob>),
-    /// Evaluate the reward model on the held-out groups.
-    Evaluate,
     /// Write a checkpoint.
     Save(Box<SaveJob>),
     /// Measure the loss on held-out rows, with this state of the algorithm.
@@ -120,8 +116,6 @@ pub(crate) enum TrainerResult {
     Published(Result<Publication, TrainError>),
     /// A batch.
     Trained(Box<TrainedBatch>),
-    /// An evaluation of the reward model.
-    Evaluated(Result<RewardEvaluation, TrainError>),
     /// The loss on held-out rows.
     Validated(Result<Validated, TrainError>),
     /// A checkpoint: its folder and its size in bytes.
@@ -202,10 +196,6 @@ impl<T: TrainEngine + 'static> TrainerHandle<T> {
         self.send(Job::Train(Box::new(job)));
     }
 
-    pub(crate) fn evaluate(&self) {
-        self.send(Job::Evaluate);
-    }
-
     pub(crate) fn validate(&self, held_out: Arc<[Group]>, state: AlgorithmState) {
         self.send(Job::Validate(held_out, state));
     }
@@ -259,7 +249,6 @@ impl<T: TrainEngine> TrainerThread<T> {
             let result = match job {
                 Job::Publish(version) => TrainerResult::Published(self.publish(version)),
                 Job::Train(job) => TrainerResult::Trained(Box::new(self.train(*job, progress))),
-                Job::Evaluate => TrainerResult::Evaluated(self.evaluate()),
                 Job::Save(job) => TrainerResult::Saved { version: job.name.step, result: self.save(*job) },
                 Job::Validate(held_out, state) => TrainerResult::Validated(self.validate(&held_out, &state)),
             };
@@ -338,19 +327,12 @@ impl<T: TrainEngine> TrainerThread<T> {
         TrainedBatch { batch: version.0, groups, result }
     }
 
-    fn evaluate(&mut self) -> Result<RewardEvaluation, TrainError> {
-        match self.training.algorithm.reward_model {
-            Some(spec) => self.training.evaluate_reward(spec, &mut self.models.policy, &self.held_out),
-            None => Ok(RewardEvaluation::default()),
-        }
-    }
-
     /// Measures the loss on held-out rows.
     fn validate(&mut self, held_out: &[Group], state: &AlgorithmState) -> Result<Validated, TrainError> {
         let start = Instant::now();
-        let metrics =
+        let validation =
             self.training.validate(&mut self.models, held_out, state, self.groups_per_batch as usize)?;
-        Ok(Validated { metrics, start, end: Instant::now() })
+        Ok(Validated { validation, start, end: Instant::now() })
     }
 
     fn save(&mut self, job: SaveJob) -> Result<(PathBuf, u64), StageError> {

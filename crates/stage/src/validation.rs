@@ -6,7 +6,8 @@ use std::time::Instant;
 use rloom_collect::{DemonstrationSource, GroupFailure};
 use rloom_core::{Group, PolicyVersion, Ticket};
 use rloom_engine::{RolloutEngine, TrainEngine};
-use rloom_telemetry::{Activity, Event, Lane, Metrics};
+use rloom_learn::{CalibrationBin, Validation};
+use rloom_telemetry::{Activity, Event, Lane};
 
 use crate::trainer::TrainerResult;
 use crate::{Stage, StageError, TICK};
@@ -48,7 +49,7 @@ impl StageValidation {
 /// The loss of a version on held-out rows.
 #[derive(Debug)]
 pub(crate) struct Validated {
-    pub(crate) metrics: Metrics,
+    pub(crate) validation: Validation,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
 }
@@ -90,11 +91,18 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
 
     /// Reports a validation, and notes whether the version is the best so far.
     pub(crate) fn report_validation(&mut self, version: PolicyVersion, validated: Validated) {
-        let Validated { metrics, start, end } = validated;
+        let Validated { validation: Validation { metrics, calibration }, start, end } = validated;
         self.set_step(version);
         self.reporter.activity(Lane::Train, Activity::Evaluate, (start, end), version.0, None);
         let loss = metrics.get(rloom_core::metric::VALIDATION_LOSS).copied();
         let best = loss.is_some_and(|loss| self.evaluation.record_loss(version, loss));
-        self.reporter.emit(Event::Validation { metrics, rows: self.held_out.len() as u64, best });
+        let rows = self.held_out.len() as u64;
+        let calibration = calibration.into_iter().map(reported).collect();
+        self.reporter.emit(Event::Validation { metrics, rows, best, calibration });
     }
+}
+
+fn reported(bin: CalibrationBin) -> rloom_telemetry::CalibrationBin {
+    let CalibrationBin { predicted, observed, count } = bin;
+    rloom_telemetry::CalibrationBin { predicted, observed, count }
 }

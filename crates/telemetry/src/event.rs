@@ -344,9 +344,6 @@ pub enum Event {
         tasks: u64,
         /// True if this is the best version so far.
         best: bool,
-        /// Calibration curve of a reward model, by ascending predicted probability.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        calibration: Vec<CalibrationBin>,
     },
     /// A held-out completion.
     EvaluationSample(Sample),
@@ -359,6 +356,9 @@ pub enum Event {
         rows: u64,
         /// True if this is the best version so far.
         best: bool,
+        /// Calibration curve of a reward model, by ascending predicted probability.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        calibration: Vec<CalibrationBin>,
     },
     /// A checkpoint is durable.
     Checkpoint {
@@ -498,6 +498,15 @@ mod tests {
             matches!(line.event, Event::GroupEnded { end: GroupEnd::Unknown, ticket: 3, .. }),
             "{line:?}"
         );
+    }
+
+    #[test]
+    fn an_evaluation_of_a_reward_model_by_an_earlier_version_is_readable() {
+        let line = r#"{"attempt":1,"time":0,"elapsed":0,"stage":"reward","step":1,"global_step":1,"event":"evaluation",
+            "metrics":{"eval/margin":0.5},"tasks":8,"best":false,"calibration":[{"predicted":0.6,"observed":0.5,"count":8}]}"#;
+        let read: EventLine = serde_json::from_str(line).unwrap();
+        let metrics = [("eval/margin".to_owned(), 0.5)].into();
+        assert_eq!(read.event, Event::Evaluation { metrics, tasks: 8, best: false });
     }
 
     #[test]

@@ -44,11 +44,7 @@ mod tests {
     }
 
     fn evaluated(attempt: u32, step: u64) -> EventLine {
-        line(
-            attempt,
-            step,
-            Event::Evaluation { metrics: [].into(), tasks: 3, best: false, calibration: Vec::new() },
-        )
+        line(attempt, step, Event::Evaluation { metrics: [].into(), tasks: 3, best: false })
     }
 
     fn activity(attempt: u32, activity: Activity, version: u64, ticket: Option<u64>) -> EventLine {

@@ -170,11 +170,7 @@ fn evaluate_and_save(recorder: &mut Recorder<'_>, version: u64, mut now: f64, sa
         now += EVALUATE;
         let accuracy = 1.0 - (-(version as f64) / 60.0).exp();
         let metrics = [(metric::EVAL_ACCURACY.to_owned(), accuracy)].into();
-        recorder.record(
-            now,
-            version,
-            Event::Evaluation { metrics, tasks: 100, best: false, calibration: Vec::new() },
-        );
+        recorder.record(now, version, Event::Evaluation { metrics, tasks: 100, best: false });
         let tasks = 0..samples;
         tasks.for_each(|task| recorder.record(now, version, Event::EvaluationSample(sample(task, 0))));
     }

@@ -135,12 +135,12 @@ impl EventText {
                 vec![format!("{name} {}: {done} of {total} optimiser steps, {detail}", line.step + 1)]
             }
             Event::Sample(sample) => self.sample(line.step, sample),
-            Event::Evaluation { metrics, tasks, best, .. } => {
+            Event::Evaluation { metrics, tasks, best } => {
                 let text = self.evaluation(line.step, metrics, *tasks, *best);
                 self.accuracy = metrics.get(metric::EVAL_ACCURACY).copied();
                 vec![text]
             }
-            Event::Validation { metrics, rows, best } => {
+            Event::Validation { metrics, rows, best, .. } => {
                 let text = self.validation(line.step, metrics, *rows, *best);
                 self.validation_loss = metrics.get(metric::VALIDATION_LOSS).copied();
                 vec![text]
@@ -210,6 +210,9 @@ impl EventText {
         let accuracy = format!("{}{}", metric::VALIDATION_PREFIX, metric::REWARDS_ACCURACIES);
         if let Some(accuracy) = metrics.get(&accuracy) {
             parts.push(format!("{} of the pairs right", percent(*accuracy)));
+        }
+        if let Some(accuracy) = metrics.get(metric::VALIDATION_ACCURACY) {
+            parts.push(format!("{} judged correctly", percent(*accuracy)));
         }
         let best = if best { ", best so far" } else { "" };
         let title = self.output.paint(BOLD, "validation");

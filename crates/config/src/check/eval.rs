@@ -52,7 +52,7 @@ pub(super) fn check(eval: &EvalDraft, draft: &Draft, problems: &mut Vec<Problem>
         let mut problem = Problem::new(Code::Unread, "nothing reads `eval`").at(
             keys.node.origin,
             if reward_models {
-                "no stage samples held-out tasks: reward models are evaluated on held-out rows of their data"
+                "no stage samples held-out tasks: the loss of reward models is measured by `[validation]`"
             } else {
                 "every stage sets `eval_every = 0`"
             },

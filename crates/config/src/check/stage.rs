@@ -35,13 +35,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     let start = start(draft, place, problems);
     at_least(section, "steps", keys.steps, 1, problems);
     at_least(section, "groups_per_batch", keys.groups_per_batch, 1, problems);
-    let is_reward_model = keys.method.trains_reward_model();
-    if let (None, false, Some(origin)) = (&draft.eval, is_reward_model, section.key_origin("eval_every")) {
-        problems.push(
-            Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("eval_every")))
-                .at(origin, "there is no `[eval]`"),
-        );
-    }
+    check_eval_every(draft, stage, problems);
     values::data(&stage.data, problems);
     let reward = stage.rollout.as_ref().map(|rollout| &rollout.reward);
     environment::check(&stage.environment, &stage.data, reward, problems);
@@ -69,7 +63,7 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
         steps: keys.steps,
         groups_per_batch: keys.groups_per_batch,
         order: keys.order,
-        eval_every: eval_every(draft, stage, problems),
+        eval_every: eval_every(draft, stage),
         checkpoint_every: keys.checkpoint_every.unwrap_or(draft.run.value.checkpoint_every),
         algorithm_settings: algorithm.settings_for_any_sampler(max_staleness(stage)),
         algorithm,
@@ -83,40 +77,36 @@ fn check(draft: &Draft, place: usize, problems: &mut Vec<Problem>) -> Option<Sta
     })
 }
 
-/// Steps between evaluations. A reward model is evaluated on held-out rows of its data.
-fn eval_every(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) -> u64 {
-    let (section, keys) = (&stage.keys, &stage.keys.value);
-    let every = keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0);
-    if !keys.method.trains_reward_model() || stage.data.value.has_held_out() {
-        return every;
+/// Steps between evaluations; a reward model generates nothing to evaluate.
+fn eval_every(draft: &Draft, stage: &StageDraft) -> u64 {
+    let keys = &stage.keys.value;
+    if keys.method.trains_reward_model() {
+        return 0;
     }
-    if keys.eval_every.is_some_and(|every| every > 0) {
-        problems.push(
-            Problem::new(Code::Conflict, "there are no held-out rows to evaluate the reward model on")
-                .at(section.origin_or_table("eval_every"), "")
-                .at(stage.data.origin_or_table("path"), "has no held-out split")
-                .hint(format!(
-                    "set `{}` to another file, or `{}` to hold out rows of this one",
-                    stage.data.sibling_name("path", "eval_path"),
-                    stage.data.sibling_name("path", "eval_rows")
-                )),
-        );
-    }
-    0
+    keys.eval_every.or(draft.eval.as_ref().map(|e| e.keys.value.every)).unwrap_or(0)
 }
 
-/// The validation of a stage that learns from rows; it needs held-out rows. A reward model has its own evaluation.
+fn check_eval_every(draft: &Draft, stage: &StageDraft, problems: &mut Vec<Problem>) {
+    let section = &stage.keys;
+    let Some(origin) = section.key_origin("eval_every") else { return };
+    let problem = Problem::new(Code::Unread, format!("nothing reads `{}`", section.name("eval_every")));
+    if section.value.method.trains_reward_model() {
+        problems.push(problem.at(origin, "a reward model generates nothing to evaluate").hint(format!(
+            "remove it, and set `{}` to measure the loss on held-out rows",
+            section.name("validation.every")
+        )));
+    } else if draft.eval.is_none() {
+        problems.push(problem.at(origin, "there is no `[eval]`"));
+    }
+}
+
+/// The validation of a stage that learns from rows; it needs held-out rows.
 fn validation(stage: &StageDraft, problems: &mut Vec<Problem>) -> Option<ValidationSettings> {
     let Some(section) = &stage.validation else {
         if let Some(origin) = stage.keys.key_origin("validation") {
-            let reason = if stage.keys.value.method.trains_reward_model() {
-                "a reward model is evaluated on its held-out rows: see `eval_every`"
-            } else {
-                "the stage samples: its held-out measure is the accuracy"
-            };
             problems.push(
                 Problem::new(Code::Unread, format!("nothing reads `{}`", stage.keys.name("validation")))
-                    .at(origin, reason)
+                    .at(origin, "the stage samples: its held-out measure is the accuracy")
                     .at_if_set(stage.keys.origin("method"), "")
                     .hint("remove it, and set `[eval]` to evaluate on held-out tasks"),
             );

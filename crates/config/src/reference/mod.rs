@@ -121,7 +121,7 @@ fn recipe(method: Method) -> String {
     } else {
         "[schedule]\nmax_staleness = 1\ncut_order = \"completion\"\nmax_failures = 4\n"
     };
-    // Reward models are evaluated on rows of their data.
+    // Reward models generate nothing to evaluate.
     let evaluation = if method.trains_reward_model() {
         String::new()
     } else {

@@ -56,3 +56,35 @@ fn a_separator_has_text() {
     let (_, message, _) = problem("reward_model", component).unwrap();
     assert!(message.contains("steps.separator"), "{message}");
 }
+
+/// The codes, hints and resolved text of the recipe with further settings.
+fn loaded(overrides: &[&str]) -> (Vec<(Code, Vec<String>)>, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("recipe.toml");
+    std::fs::write(&path, RECIPE).unwrap();
+    let problems = match Config::load(&[path], overrides) {
+        Ok(config) => return (Vec::new(), config.to_toml()),
+        Err(errors) => errors.problems,
+    };
+    (problems.into_iter().map(|problem| (problem.code, problem.hints)).collect(), String::new())
+}
+
+/// The loss on held-out rows is measured as in other stages that learn from rows, and nothing is evaluated.
+#[test]
+fn reward_models_are_validated() {
+    let (problems, text) = loaded(&["eval.every=7"]);
+    assert_eq!(problems, []);
+    let stages: toml::Table = text.parse().unwrap();
+    let [sft, reward, ppo] = stages["stage"].as_array().unwrap().as_slice() else { panic!("{text}") };
+    assert_eq!(reward["validation"]["every"].as_integer(), Some(20));
+    assert!(reward.get("eval_every").is_none() && sft.get("validation").is_none());
+    assert_eq!(ppo["eval_every"].as_integer(), Some(7));
+    // The resolved text is a recipe with the same meaning.
+    assert_eq!(Config::from_text::<&str>("config.toml", &text, &[]).unwrap().to_toml(), text);
+
+    let (problems, _) = loaded(&["stage.reward.eval_every=5"]);
+    let hint = "remove it, and set `stage.reward.validation.every` to measure the loss on held-out rows";
+    assert_eq!(problems, [(Code::Unread, vec![hint.to_owned()])]);
+    let (problems, text) = loaded(&["stage.reward.validation.every=0"]);
+    assert!(problems.is_empty() && !text.contains("[stage.validation]"), "{problems:?} {text}");
+}

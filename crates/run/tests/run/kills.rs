@@ -274,7 +274,7 @@ fn check_events(kind: &Kind, config: &Config) {
     for line in lines {
         let (is_step, metrics) = match line.event {
             Event::Step { metrics } => (true, metrics),
-            Event::Evaluation { metrics, .. } => (false, metrics),
+            Event::Evaluation { metrics, .. } | Event::Validation { metrics, .. } => (false, metrics),
             Event::Warning { message } => {
                 let is_killed_server = kind.engines == Engines::Servers
                     && message.starts_with("replica ")

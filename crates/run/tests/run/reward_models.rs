@@ -11,7 +11,8 @@ use rloom_hub::Hub;
 use rloom_model::{Dtype, Model, PackedTokens, ScoreRows};
 use rloom_ops::Ctx;
 use rloom_run::{Policy, ResumeOptions, StopFlag, WinRate};
-use rloom_telemetry::{CalibrationBin, Event, EventLine, LoggedTrajectory, Observer, read_events};
+use rloom_store::checkpoint::BestScore;
+use rloom_telemetry::{CalibrationBin, Event, EventLine, LoggedTrajectory, Metrics, Observer, read_events};
 use rloom_text::Tokenizer;
 
 use crate::learning::config;
@@ -34,7 +35,7 @@ const TINY: [&str; 14] = [
     "stage.sft.eval_every=0",
     "stage.reward.steps=3",
     "stage.reward.groups_per_batch=4",
-    "stage.reward.eval_every=2",
+    "stage.reward.validation.every=2",
     "stage.ppo.steps=1",
     "stage.ppo.groups_per_batch=8",
 ];
@@ -97,11 +98,17 @@ fn weights(config: &Config, name: &str) -> Vec<u8> {
     files.flat_map(|file| std::fs::read(file).unwrap()).collect()
 }
 
-/// Metrics and calibration curves of the evaluations of a stage.
-fn evaluations(config: &Config, stage: &str) -> Vec<(BTreeMap<String, f64>, Vec<CalibrationBin>)> {
+/// Metrics and calibration curves of the validations of a stage, by step.
+fn validations(config: &Config, stage: &str) -> BTreeMap<u64, (Metrics, Vec<CalibrationBin>)> {
     let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
     let of_stage = |line: EventLine| match line.event {
-        Event::Evaluation { metrics, calibration, .. } if line.stage == stage => Some((metrics, calibration)),
+        Event::Validation { metrics, calibration, .. } if line.stage == stage => {
+            Some((line.step, (metrics, calibration)))
+        }
+        Event::Evaluation { .. } => {
+            assert_ne!(line.stage, stage, "a reward model generates nothing");
+            None
+        }
         _ => None,
     };
     lines.into_iter().filter_map(of_stage).collect()
@@ -139,18 +146,51 @@ fn stages_resume_to_the_same_bytes() {
         );
         policies.push(weights(&whole, "ppo-step-000001"));
         // Before the first step, after the second and at the end.
-        let evaluated = evaluations(&whole, "reward");
-        assert_eq!(evaluated.len(), 3, "{method}");
-        let (first, _) = &evaluated[0];
-        assert!((first["eval/loss"] - std::f64::consts::LN_2).abs() < 1e-6, "{method}: the head starts at 0");
-        for (metrics, calibration) in &evaluated {
-            assert!(metrics.contains_key("eval/accuracy") && metrics.contains_key("eval/calibration_error"));
+        let found = validations(&whole, "reward");
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 2, 3], "{method}");
+        assert_eq!(found, validations(&broken, "reward"), "{method}");
+        let (first, _) = &found[&0];
+        let off = first["validation/loss"] - std::f64::consts::LN_2;
+        assert!(off.abs() < 1e-6, "{method}: the head starts at 0");
+        for (metrics, calibration) in found.values() {
+            let names = ["accuracy", "mean_reward", "calibration_error"];
+            assert!(names.iter().all(|name| metrics.contains_key(&format!("validation/{name}"))), "{method}");
             let judged: u64 = calibration.iter().map(|bin| bin.count).sum();
             let rows = if method == "prm" { 6..=18 } else { 8..=8 };
             assert!(rows.contains(&judged), "{method}: {judged}");
         }
     }
     assert!(policies[0] == policies[1], "the bits that bf16 loses are read as well");
+}
+
+/// Where nothing is evaluated, as in other stages that learn from rows. Of a run that goes on to train a policy, the best version
+/// is a policy.
+#[test]
+fn the_best_version_is_that_with_the_lowest_loss() {
+    let directory = tempfile::tempdir().unwrap();
+    let (head, rest) = RECIPE.split_once("[eval]").unwrap();
+    let (_, rest) = rest.split_once("[[stage]]").unwrap();
+    let (stages, _) = rest.split_once("[[stage]]\nname = \"ppo\"").unwrap();
+    let text = format!("{head}[[stage]]{}", stages.replace("eval_every = 350\n", ""));
+    let of_others =
+        |own: &&str| !["ppo", "eval.", "eval_every", "validation"].iter().any(|key| own.contains(key));
+    let mut overrides: Vec<&str> = TINY.into_iter().filter(of_others).collect();
+    overrides.push("stage.reward.validation={every=1,rows=7}");
+    let config = config(&text, directory.path(), &overrides);
+    let best = rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap().best.unwrap();
+    let found = validations(&config, "reward");
+    assert_eq!(found.len(), 4, "each version");
+    assert!(found.values().all(|(_, bins)| bins.iter().map(|bin| bin.count).sum::<u64>() == 7));
+    let losses: Vec<f64> = found.values().map(|(metrics, _)| metrics["validation/loss"]).collect();
+    let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
+    let step = losses.iter().position(|loss| *loss == least).unwrap();
+    assert_eq!((best.score, best.step), (BestScore::ValidationLoss(least), step as u64));
+    let link = std::fs::read_link(checkpoint(&config, "best")).unwrap();
+    assert_eq!(link, Path::new(&format!("reward-step-{step:06}")));
+
+    let whole = tiny(&directory.path().join("whole"), &["stage.reward.validation={every=1}"]);
+    let best = rloom_run::train(&whole, &mut (), &StopFlag::default()).unwrap().best;
+    assert!(best.is_none_or(|best| best.stage != "reward"));
 }
 
 /// A run that starts from a folder resumes in the stage of a reward model, whose checkpoints are no policies.
@@ -304,9 +344,8 @@ fn answers_improve_by_the_true_reward() {
         ["stage.ppo.steps=12", "stage.sft.eval_every=0", "stage.reward.steps=40", "eval.every=12"];
     let config = config(RECIPE, directory.path(), &overrides);
     rloom_run::train(&config, &mut (), &StopFlag::default()).unwrap();
-    let evaluated = evaluations(&config, "reward");
-    let last = &evaluated[evaluated.len() - 1].0;
-    assert!(last["eval/accuracy"] >= 0.95 && last["eval/margin"] > 1.0, "{last:?}");
+    let last = &validations(&config, "reward")[&40].0;
+    assert!(last["validation/accuracy"] >= 0.95 && last["validation/margin"] > 1.0, "{last:?}");
     let eval = config.eval.as_ref().unwrap();
     let hub = Arc::new(Hub::from_env());
     let ctx = rloom_run::context(2).unwrap();

@@ -55,7 +55,7 @@ fn validations(config: &Config, stage: &str) -> BTreeMap<u64, (Metrics, u64, boo
     let lines = read_events(&config.run_directory().join("events.jsonl")).unwrap();
     let of_stage = lines.into_iter().filter(|line| line.stage == stage);
     let validation = |line: EventLine| match line.event {
-        Event::Validation { metrics, rows, best } => Some((line.step, (metrics, rows, best))),
+        Event::Validation { metrics, rows, best, .. } => Some((line.step, (metrics, rows, best))),
         _ => None,
     };
     of_stage.filter_map(validation).collect()

@@ -37,7 +37,7 @@ pub(super) struct Page {
     /// Charts that are folded away because their values do not change.
     pub(super) constants: Vec<Constant>,
     pub(super) curves: BTreeMap<String, Curve>,
-    /// Calibration curve of the last evaluation of each reward model.
+    /// Calibration curve of the last validation of each reward model.
     pub(super) calibrations: Vec<Calibration>,
     pub(super) timeline: Vec<StageTimeline>,
     /// Mean fraction of trained tokens by age in policy versions, over the steps that report it.
@@ -144,11 +144,12 @@ impl PageBuilder {
                 );
                 self.stages = bands(stages);
             }
-            Event::Step { metrics } | Event::Validation { metrics, .. } => {
+            Event::Step { metrics } => self.add_metrics(line.global_step, metrics),
+            Event::Validation { metrics, calibration, .. } => {
+                self.add_calibration(line, calibration);
                 self.add_metrics(line.global_step, metrics);
             }
-            Event::Evaluation { metrics, calibration, .. } => {
-                self.add_calibration(line, calibration);
+            Event::Evaluation { metrics, .. } => {
                 self.add_accuracy(&line.stage, metrics);
                 self.add_metrics(line.global_step, metrics);
             }

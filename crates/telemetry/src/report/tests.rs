@@ -65,6 +65,41 @@ fn started() -> EventLine {
 
 const SMALL: SyntheticRun = SyntheticRun { max_staleness: 2, steps: 40, groups: 8, samples: 1 };
 
+/// A point of a calibration curve for a file of events.
+fn bin(predicted: f64) -> crate::CalibrationBin {
+    crate::CalibrationBin { predicted, observed: 0.5, count: 4 }
+}
+
+#[test]
+fn the_curve_is_that_of_the_last_validation_of_each_stage() {
+    let validated = |stage: &str, step: u64, bins: &[f64]| {
+        let accuracy = 0.5 + 0.1 * step as f64;
+        let metrics = [(metric::VALIDATION_ACCURACY.to_owned(), accuracy)].into();
+        let calibration = bins.iter().copied().map(bin).collect();
+        let event = Event::Validation { metrics, rows: 4, best: false, calibration };
+        EventLine { stage: stage.into(), ..line(step, event) }
+    };
+    let lines = [
+        started(),
+        validated("pairs", 0, &[0.6]),
+        validated("pairs", 2, &[0.7, 0.9]),
+        validated("steps", 1, &[0.2]),
+        validated("sft", 1, &[]),
+    ];
+    let page = serde_json::to_value(Run::of(&lines).page()).unwrap();
+    let shown = page["calibrations"].as_array().unwrap().iter().map(|curve| {
+        let bins = curve["bins"].as_array().unwrap().iter().map(|bin| bin["predicted"].as_f64().unwrap());
+        (
+            curve["stage"].as_str().unwrap().to_owned(),
+            curve["step"].as_u64().unwrap(),
+            bins.collect::<Vec<_>>(),
+        )
+    });
+    let wanted = [("pairs".to_owned(), 2, vec![0.7, 0.9]), ("steps".to_owned(), 1, vec![0.2])];
+    assert_eq!(shown.collect::<Vec<_>>(), wanted);
+    assert!(page["curves"].to_string().contains("validation/accuracy"), "{}", page["curves"]);
+}
+
 #[test]
 fn completions_cannot_close_the_script_element() {
     let sample = crate::Sample {

@@ -83,8 +83,7 @@ fn overlapping_rollouts_keep_their_progress_after_a_step() {
     harness.progress(Phase::Evaluate, 10, 100);
     harness.progress(Phase::Rollout, 90, 128);
     harness.record("an evaluation during rollouts");
-    harness
-        .show(1, Event::Evaluation { metrics: [].into(), tasks: 100, best: true, calibration: Vec::new() });
+    harness.show(1, Event::Evaluation { metrics: [].into(), tasks: 100, best: true });
     let detail = Some("training micro-batch 37 of 120".to_owned());
     harness.show(1, Event::Progress { phase: Phase::Train, done: 2, total: 8, detail });
     harness.record("the next batch");

@@ -48,17 +48,21 @@ const PAIRS: &str = "rows = \"preferences\"\nworked_share = 0.7";
 const LABELS: &str = "rows = \"labels\"\nworked_share = 0.7";
 const LABELLED_STEPS: &str = "path = \"steps.jsonl\"\neval_rows = 4";
 
-/// Methods with the rows that they learn from; the reference of one is scored before the first step.
+const VALIDATION: &str = "[stage.validation]\nevery = 2\nrows = 13\n";
+
+/// Methods with the rows that they learn from, and further settings; the reference of one is scored before the first step.
 const STAGES: [(&str, &str, &str); 7] = [
     ("dpo", PAIRS, ""),
     ("kto", LABELS, "reference = { cache = \"scores\" }"),
     ("bco", LABELS, ""),
     ("aot", PAIRS, ""),
-    ("reward_model", PAIRS, ""),
-    ("prm", LABELLED_STEPS, ""),
+    ("reward_model", PAIRS, VALIDATION),
+    ("prm", LABELLED_STEPS, VALIDATION),
     ("distill", "", "[stage.teacher]\nstage = \"dpo\""),
 ];
 const STEPS: usize = 3;
+/// Versions of the reward models that are validated: 0, 2 and 3 of two models.
+const VALIDATIONS: usize = 6;
 
 /// Largest distance of weights after the steps, relative to the distance that they moved.
 const WEIGHTS: f64 = 1e-3;
@@ -67,7 +71,7 @@ const METRICS: f64 = 1e-4;
 
 type Tensors = BTreeMap<String, Vec<f32>>;
 
-/// Metrics of the steps of each stage, and the weights at its end.
+/// Metrics of the steps and validations of each stage, and the weights at its end.
 struct Trained {
     metrics: Vec<(String, BTreeMap<String, f64>)>,
     weights: BTreeMap<String, Tensors>,
@@ -107,7 +111,7 @@ fn train(name: &str, settings: &[&str]) -> Trained {
     let folder = run.sandbox.path("runs/gang");
     let lines = read_events(&folder.join("events.jsonl")).unwrap();
     let metrics = lines.into_iter().filter_map(|line| match line.event {
-        Event::Step { metrics } => Some((line.stage.clone(), metrics)),
+        Event::Step { metrics } | Event::Validation { metrics, .. } => Some((line.stage.clone(), metrics)),
         _ => None,
     });
     let weights = |checkpoint: String| -> Tensors {
@@ -139,7 +143,7 @@ fn is_computed(name: &str) -> bool {
 fn train_as_the_embedded_engine(ranks: &str) {
     let python = format!("trainer.python={}", std::env::var("RLOOM_TEST_PYTHON").unwrap());
     let expected = train(&format!("embedded-{ranks}"), &[]);
-    assert_eq!(expected.metrics.len(), 2 + STAGES.len() * STEPS);
+    assert_eq!(expected.metrics.len(), 2 + STAGES.len() * STEPS + VALIDATIONS);
     let found = train(&format!("preferences-{ranks}"), &["trainer.backend=torch", ranks, &python]);
     assert_eq!(found.weights["warmup"], expected.weights["warmup"]);
     for (stage, ..) in STAGES {

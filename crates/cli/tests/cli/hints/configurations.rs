@@ -109,6 +109,8 @@ pub(super) const MISTAKES: &[Mistake] = &[
     mistake("range of neftune_noise_alpha", &["stage.warmup.algorithm={neftune_noise_alpha=0}"], "5, or leave it out for no noise",
         &[&["stage.warmup.algorithm={neftune_noise_alpha=5}"], &[]]),
     mistake("remove it, and set `[eval]` to evaluate on held-out tasks", &["stage.rl.validation={every=5}"], "remove it, and set `[eval]` to evaluate on held-out tasks", &[&[]]),
+    mistake("remove it, and set `{}` to measure the loss on held-out rows", &[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.eval_every=5"],
+        "remove it, and set `stage.rl.validation.every` to measure the loss on held-out rows", &[&[REWARD_MODEL[0], REWARD_MODEL[1], REWARD_MODEL[2], REWARD_MODEL[3], "stage.rl.validation.every=5"]]),
     // Evaluation
     mistake("add {} to the components; with `weight = 0` it does not change the reward", &["reward.components=[{kind='random'}]"], "add one of the verifiers `exact`, `numeric`, `math` to the components; with `weight = 0` it does not change the reward",
         &[&["reward.components=[{kind='random'},{kind='exact',weight=0}]"], &["reward.components=[{kind='random'},{kind='numeric',weight=0}]"], &["reward.components=[{kind='random'},{kind='math',weight=0}]"]]),

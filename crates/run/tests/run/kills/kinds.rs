@@ -161,7 +161,10 @@ pub(super) const KINDS: [Kind; 20] = [
         is_reproducible: true,
         engines: Engines::Embedded,
     },
-    of_rows(OF_ROWS[0], &["stage.rl.method=reward_model", "stage.rl.data.rows=preferences"]),
+    of_rows(
+        OF_ROWS[0],
+        &["stage.rl.method=reward_model", "stage.rl.data.rows=preferences", "stage.rl.validation={every=5}"],
+    ),
     Kind {
         name: "pairs of samples",
         schedule: &["stage.rl.method=online_dpo", "stage.rl.algorithm.preference=ipo"],

@@ -84,7 +84,7 @@ fn step(attempt: u32, global_step: u64) -> EventLine {
 
 fn evaluation(attempt: u32, global_step: u64) -> EventLine {
     let metrics = [("eval/reward".to_owned(), 0.25)].into();
-    line(attempt, global_step, Event::Evaluation { metrics, tasks: 1, best: false, calibration: Vec::new() })
+    line(attempt, global_step, Event::Evaluation { metrics, tasks: 1, best: false })
 }
 
 fn sample(ticket: u64) -> Sample {
