@@ -221,10 +221,10 @@ mod tests {
     #[test]
     fn bins_divide_the_range_of_the_predictions() {
         let pairs = [(0.52, false), (0.57, true), (0.57, true), (0.57, true)];
-        let bins = calibration(&pairs);
+        let bins = calibration(RewardModelSpec::Sequence { center: 0.0 }, &pairs);
         assert_eq!(bins.iter().map(|bin| bin.count).collect::<Vec<_>>(), [1, 3]);
         assert!((calibration_error(&bins) - (0.52 + 3.0 * 0.43) / 4.0).abs() < 1e-12);
-        let steps = calibration(&[&pairs[..], &[(0.1, false)]].concat());
+        let steps = calibration(RewardModelSpec::Process, &[&pairs[..], &[(0.1, false)]].concat());
         assert_eq!(steps.iter().map(|bin| bin.count).collect::<Vec<_>>(), [1, 4]);
     }
 

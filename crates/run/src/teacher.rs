@@ -47,9 +47,10 @@ pub(crate) fn open(
             (format!("of stage `{name}`"), end_of(config, name, run, inputs.policy)?)
         }
     };
-    let policy = match stage.trains_outside() {
-        true => Policy::open_outside(&folder, config.dtype)?,
-        false => Policy::open_frozen(&folder, config.dtype)?,
+    let policy = if stage.trains_outside() {
+        Policy::open_outside(&folder, config.dtype)?
+    } else {
+        Policy::open_frozen(&folder, config.dtype)?
     };
     match difference(&policy, inputs) {
         None => Ok(Some(StageTeacher::Model { policy: Box::new(policy), folder })),

@@ -107,9 +107,11 @@ impl EmbeddedTrainEngine {
 
     /// The adapter in a folder over the base in memory.
     fn stored_adapter(&self, directory: &Path) -> Result<Model, TrainError> {
-        let stored = match self.policy.config().output_heads.rewards() {
-            true => self.policy.with_stored_reward_adapter(directory),
-            false => self.policy.with_stored_adapter(directory),
+        let is_reward = self.policy.config().output_heads.rewards();
+        let stored = if is_reward {
+            self.policy.with_stored_reward_adapter(directory)
+        } else {
+            self.policy.with_stored_adapter(directory)
         };
         let stored = stored.map_err(checkpoint)?;
         if stored.lora() != self.policy.lora() {
