@@ -37,7 +37,7 @@ pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,
     EmbeddedSettings, EngineCause, Feature, LoraModule, LoraSettings, LossReport, MegatronSettings,
     OptimStep, PackError, PackedBatch, ParallelSizes, ProgressCounter, ProgressObserver, Quantity,
-    ReferenceSettings, ReferenceSync, RemoteTeacher, SaveDtype, SavedFile, StepReport, TopTokens,
-    TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings, TrainWork,
-    Which, pack, pack_groups, pack_unshared,
+    Quantization, ReferenceSettings, ReferenceSync, RemoteTeacher, SaveDtype, SavedFile, StepReport,
+    TopTokens, TorchSettings, TrainCapabilities, TrainEngine, TrainError, TrainProgress, TrainSettings,
+    TrainWork, Which, pack, pack_groups, pack_unshared,
 };

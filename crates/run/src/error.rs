@@ -26,6 +26,9 @@ pub enum NotRepeatable {
         "the recorded tokens and log-probabilities are in `rollouts/`; `rloom inspect` shows them"
     ))]
     InexactEngine,
+    /// The samplers had the weights of a quantized base, which checkpoints do not hold.
+    #[error("its stage has a quantized base (`lora.quantize`), and checkpoints hold the adapter alone")]
+    QuantizedBase,
     /// Several policies have sampled the run.
     #[error("the run has several policies")]
     SeveralPolicies,

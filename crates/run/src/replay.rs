@@ -220,11 +220,14 @@ impl RecordedSample<'_> {
         Ok(wanted.contains(&0) || rebuild && (retrains_from_start || reads_start(self.stage)))
     }
 
-    /// Checks that some weights give the sample again: the engine must be exact, and a turn must not mix keys and values of
-    /// several versions.
+    /// Checks that some weights give the sample again: they must be in checkpoints, the engine must be exact, and a turn must not
+    /// mix keys and values of several versions.
     fn check_repeatable<F: EngineFactory>(&self, engines: &F, engine: &F::Rollout) -> Result<(), RunError> {
         let not_repeatable =
             |reason| Err(RunError::NotRepeatable { ticket: self.ticket, sample: self.sample, reason });
+        if self.stage.trainer.lora.as_ref().is_some_and(|lora| lora.quantize.is_some()) {
+            return not_repeatable(NotRepeatable::QuantizedBase);
+        }
         if !engine.capabilities().is_exact(&engines.train_capabilities(self.stage), None) {
             return not_repeatable(NotRepeatable::InexactEngine);
         }

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rloom.torch.errors import MissingPackageError, ModelError
+from rloom.torch.quantized import output_layers
 from rloom.torch.settings import REWARDS, VALUE_NAMES
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ def add_adapter(hf: PreTrainedModel, settings: LoraSettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         peft.inject_adapter_in_model(config, hf, adapter_name=NAME)
+    if settings.quantize:
+        # The norms of DoRA have the number format of the base.
+        for weight in adapter_weights(dict(hf.named_parameters())).values():
+            weight.data = weight.data.float()
     # A list keeps its order in files; a set does not.
     config.target_modules = names
     return config
@@ -57,7 +62,7 @@ def add_adapter(hf: PreTrainedModel, settings: LoraSettings) -> Any:
 def _targets(hf: PreTrainedModel, wanted: list[str]) -> list[str]:
     """Returns the names of the adapted layers within their modules, in the order of the model."""
     # The language head is not one of all linear layers. A value head is trained as a whole.
-    heads = [hf.get_output_embeddings(), getattr(hf, "score", None)]  # type: ignore[no-untyped-call]
+    heads = output_layers(hf)
     linear = [
         name.rpartition(".")[2]
         for name, x in hf.named_modules()

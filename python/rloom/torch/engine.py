@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rloom._native import WeightDigest
-from rloom.torch import adapter
+from rloom.torch import adapter, quantized
 from rloom.torch.batch import Batch
 from rloom.torch.comparison import Comparison, Head, most_probable
 from rloom.torch.errors import CheckpointError, LossError, NotFiniteError, RankError
@@ -175,7 +175,7 @@ class Engine:
             weights = list(model.named_weights().items())
             if self.start is not None:
                 weights += model.base_weights().items()
-            return self._digest((name, self.world.whole(weight)) for name, weight in weights)
+            return self._digest((name, self._numbers(weight)) for name, weight in weights)
 
     def _digest(self, weights: Iterator[tuple[str, Tensor]]) -> int:
         digest = WeightDigest()
@@ -261,7 +261,11 @@ class Engine:
         assert lora is not None
         own = dict(self.whole_weights())
         for name, weight in self.model.base_weights().items():
-            yield name, adapter.merged(name, self.world.whole(weight), own, lora)
+            yield name, adapter.merged(name, self._numbers(weight), own, lora)
+
+    def _numbers(self, weight: Tensor) -> Tensor:
+        """Returns a whole tensor of the model or of a quantized base."""
+        return self.world.whole(quantized.numbers(weight))
 
     def load(self, folder: Path) -> None:
         """Replaces the weights by those of a folder; every rank has to call it."""

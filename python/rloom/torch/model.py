@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from rloom._native import digest_order
-from rloom.torch import adapter
+from rloom.torch import adapter, quantized
 from rloom.torch.attention import PACKED, AttentionNotSupportedError
 from rloom.torch.comparison import Head
 from rloom.torch.errors import BatchError, ModelError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from rloom.torch.batch import Batch
+    from rloom.torch.quantized import Computation
     from rloom.torch.settings import Heads, LoraSettings
 
 #: File of a policy's value head in a checkpoint.
@@ -217,6 +218,7 @@ class ScoringModel(nn.Module):
     def base_weights(self) -> dict[str, nn.Parameter]:
         """Returns the tensors of an adapter's base by their names in Hugging Face folders, in the order of the digest.
 
+        Those of quantized layers are packed: `quantized.numbers` reads them.
         A value head is none of them: it is trained with the adapter.
         """
         self.release()
@@ -240,11 +242,16 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     lora: LoraSettings | None = None,
     merged: str | None = None,
+    computation: Computation | None = None,
 ) -> ScoringModel:
     """Opens a Hugging Face folder in host memory; with `meta`, its shapes alone.
 
     `lora` adds an adapter, new or the one that it starts from; `merged` is the folder of one that is added to the weights.
+    A quantized base is for the products of a `computation`, on its device.
     """
+    is_quantized = lora is not None and lora.quantize is not None
+    if is_quantized and computation is None:
+        raise ModelError("`lora.quantize` needs one rank, without `offload`")
     kind, labels = KINDS.get(heads, (AutoModelForCausalLM, []))
     quiet = logging.getLogger("transformers")
     level = quiet.level
@@ -272,7 +279,11 @@ def open_model(
         missing -= {"score.weight", "score.bias"}
     if missing:
         raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {min(missing)}")
-    model = ScoringModel(adapter.merged_model(hf, merged) if merged else hf, heads, lora)
+    if merged:
+        hf = adapter.merged_model(hf, merged)
+    if is_quantized and computation is not None:
+        quantized.quantize(hf, computation)
+    model = ScoringModel(hf, heads, lora)
     if lora is not None and lora.start != folder:
         adapter.load(Path(lora.start), model.named_weights(), lora, model.adapter.target_modules)
     # Dropout would make scores depend on the call; only that of an adapter is used, in training.

@@ -38,6 +38,8 @@ class LoraSettings:
     seed: int
     #: Folder that the stage starts from: the base, or an adapter of it.
     start: str
+    #: Number format of the base's linear layers; `None` for that of the computation.
+    quantize: Literal["nf4"] | None = None
 
 
 @dataclass(frozen=True)

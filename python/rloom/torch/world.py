@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from rloom.torch.division import Part, copy_part
 from rloom.torch.errors import CheckpointError, PeerFailedError, RankError
 from rloom.torch.model import ScoringModel, open_model
+from rloom.torch.quantized import Computation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +198,10 @@ class World:
         lora, merged = (settings.lora, settings.merged) if is_trained else (None, merged)
         # DeepSpeed divides what it trains by itself.
         if self.mesh is None or (is_trained and settings.backend == "deepspeed"):
-            model = open_model(folder, heads, dtype=dtype, lora=lora, merged=merged)
+            computation = None
+            if self.mesh is None:
+                computation = Computation(torch.bfloat16 if settings.dtype == "bf16" else dtype, self.device)
+            model = open_model(folder, heads, dtype=dtype, lora=lora, merged=merged, computation=computation)
             _prepare(model, settings, is_trained=is_trained)
             model = model.to(self.device)
             if settings.dtype == "bf16" and settings.backend == "torch":
@@ -292,7 +296,8 @@ def _prepare(model: ScoringModel, settings: Settings, *, is_trained: bool) -> No
     model.set_trained(is_trained)
     if model.adapter is not None and settings.dtype == "bf16":
         for weight in model.base_weights().values():
-            weight.data = weight.data.to(torch.bfloat16)
+            if weight.is_floating_point():
+                weight.data = weight.data.to(torch.bfloat16)
 
 
 class _CastWeights(nn.Module):
@@ -301,7 +306,11 @@ class _CastWeights(nn.Module):
     def __init__(self, module: nn.Module, of_children: set[int], dtype: torch.dtype) -> None:
         super().__init__()
         self.module, self.forward = module, module.forward
-        self._own = {name: w for name, w in self.named_parameters() if id(w) not in of_children}
+        self._own = {
+            name: w
+            for name, w in self.named_parameters()
+            if id(w) not in of_children and w.is_floating_point()
+        }
         self._dtype = dtype
 
     def call(self, *args: object, **kwargs: Any) -> object:  # noqa: ANN401

@@ -27,6 +27,18 @@ pub struct LoraSettings {
     /// The linear layers that are adapted, by their names in `transformers`; `"all-linear"` stands for all of them but the
     /// language head, `lm_head`.
     pub targets: Vec<LoraModule>,
+    /// Number format in which the base's linear layers but the language head are kept (QLoRA, Dettmers et al., 2023,
+    /// arXiv:2305.14314). Default: that of the computation. One PyTorch rank alone has it, with the package `bitsandbytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<Quantization>,
+}
+
+/// Number format of a frozen base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantization {
+    /// 4-bit numbers at quantiles of the normal distribution, scaled in blocks of 64; the scales have 8 bits.
+    Nf4,
 }
 
 /// A linear layer that can be adapted.
@@ -70,11 +82,18 @@ impl Default for LoraSettings {
             dora: false,
             dropout: 0.0,
             targets: vec![LoraModule::AllLinear],
+            quantize: None,
         }
     }
 }
 
 impl LoraSettings {
+    /// True if the adapter gives the policy in any engine that opens it with its base; otherwise samplers need the sum that the
+    /// trainer computes: no other engine computes DoRA, or has the weights of a quantized base.
+    pub fn is_portable(&self) -> bool {
+        !self.dora && self.quantize.is_none()
+    }
+
     /// Checks the ranges; keys are relative to the table of the trainer.
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         ValueRange::between(1.0, MAX_RANK).check("lora.rank", self.rank as f64)?;

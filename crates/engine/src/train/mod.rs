@@ -15,7 +15,7 @@ mod teacher;
 pub use candidates::{CandidateError, CandidateIds, TopTokens};
 pub use engine::{LossReport, OptimStep, SavedFile, StepReport, TrainCapabilities, TrainEngine, Which};
 pub use error::{Access, EngineCause, Feature, Quantity, TrainError};
-pub use lora::{LoraModule, LoraSettings};
+pub use lora::{LoraModule, LoraSettings, Quantization};
 pub use pack::{PackError, PackedBatch, pack, pack_groups, pack_unshared};
 pub use parallel::{DeepspeedSettings, MegatronSettings, ParallelSizes};
 pub use progress::{ProgressCounter, ProgressObserver, TrainProgress, TrainWork};

@@ -255,6 +255,17 @@ impl TrainSettings {
             Backend::Embedded(_) if lora.dora => {
                 refuse("lora.dora", "true", "false with the embedded backend; `torch` has it")
             }
+            Backend::Embedded(_) if lora.quantize.is_some() => {
+                refuse("lora.quantize", "\"nf4\"", "absent with the embedded backend; `torch` has it")
+            }
+            Backend::Torch(torch) if lora.quantize.is_some() && torch.ranks > 1 => refuse(
+                "ranks",
+                &torch.ranks.to_string(),
+                "1 with `lora.quantize`; without it, ranks divide the base among themselves",
+            ),
+            Backend::Torch(torch) if lora.quantize.is_some() && torch.offload => {
+                refuse("offload", "true", "false with `lora.quantize`")
+            }
             Backend::Torch(_) if lora.targets.contains(&LoraModule::LmHead) => refuse(
                 "lora.targets",
                 "lm_head",
@@ -537,6 +548,11 @@ mod tests {
             (r#"{ "backend": "torch", "step_timeout_seconds": 0 }"#, "step_timeout_seconds"),
             (r#"{ "lora": { "dora": true } }"#, "lora.dora"),
             (r#"{ "backend": "torch", "lora": { "targets": ["q_proj", "lm_head"] } }"#, "lora.targets"),
+            (r#"{ "lora": { "quantize": "nf4" } }"#, "lora.quantize"),
+            (r#"{ "backend": "torch", "ranks": 2, "lora": { "quantize": "nf4" } }"#, "ranks"),
+            (r#"{ "backend": "torch", "offload": true, "lora": { "quantize": "nf4" } }"#, "offload"),
+            (r#"{ "backend": "deepspeed", "lora": { "quantize": "nf4" } }"#, "lora"),
+            (r#"{ "backend": "megatron", "lora": { "quantize": "nf4" } }"#, "lora"),
             (r#"{ "backend": "deepspeed", "lora": {} }"#, "lora"),
             (r#"{ "backend": "megatron", "lora": {} }"#, "lora"),
             (
@@ -551,6 +567,7 @@ mod tests {
         for json in [
             r#"{ "backend": "torch", "ranks": 4, "shard": 4, "sequence_parallel": 2 }"#,
             r#"{ "backend": "torch", "lora": { "dora": true, "dropout": 0.1 } }"#,
+            r#"{ "backend": "torch", "lora": { "quantize": "nf4", "dora": true } }"#,
         ] {
             parse(json).unwrap().validate().unwrap();
         }

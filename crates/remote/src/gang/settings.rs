@@ -214,7 +214,7 @@ impl GangSettings {
 
 impl GangLora {
     fn message(&self) -> Value {
-        let LoraSettings { rank, alpha, rslora, dora, dropout, targets } = &self.settings;
+        let LoraSettings { rank, alpha, rslora, dora, dropout, targets, quantize } = &self.settings;
         json!({
             "rank": rank,
             "alpha": alpha,
@@ -222,6 +222,7 @@ impl GangLora {
             "dora": dora,
             "dropout": dropout,
             "targets": targets,
+            "quantize": quantize,
             "seed": self.seed,
             "start": self.start,
         })

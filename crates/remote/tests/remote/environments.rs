@@ -175,7 +175,7 @@ fn ranks_get_the_tested_versions_and_the_package_of_this_program() {
         machine.install(&[("RLOOM_TEST_ENGINE", "torch"), ("RLOOM_TEST_PACKAGE", package.to_str().unwrap())]);
     assert!(end.starts_with("made"), "{end}");
     let tested = include_str!("../../../../.ci/engines.txt");
-    for name in ["torch", "transformers", "safetensors", "numpy", "peft"] {
+    for name in ["torch", "transformers", "safetensors", "numpy", "peft", "bitsandbytes"] {
         let pin = tested.lines().find(|line| line.starts_with(&format!("{name}=="))).unwrap();
         assert!(machine.log().contains(pin), "{pin}: {}", machine.log());
     }

@@ -422,8 +422,7 @@ impl EngineFactory for ConfiguredEngines {
 
     fn train_capabilities(&self, stage: &Stage) -> TrainCapabilities {
         let embedded = self.embedded.train_capabilities(stage);
-        // Only PyTorch computes DoRA.
-        let adapter = stage.trainer.lora.as_ref().filter(|lora| !lora.dora).map(|_| Form::Adapter);
+        let adapter = stage.trainer.lora.as_ref().filter(|lora| lora.is_portable()).map(|_| Form::Adapter);
         let Some(torch) = stage.trainer.ranks() else {
             return if self.uses_folders {
                 let forms = [Form::Memory, Form::Folder].into_iter().chain(adapter).collect();

@@ -42,10 +42,10 @@ pub(super) fn served_rank(stage: &Stage, engine: &RolloutEngineSettings) -> Opti
     let (RolloutEngineSettings::Vllm(settings), Some(lora)) = (engine, &stage.trainer.lora) else {
         return None;
     };
-    // vLLM adapts heads of few models, and computes no DoRA. A server that sleeps loses its base.
+    // vLLM adapts heads of few models. A server that sleeps loses its base.
     let is_served = settings.weights == WeightTransfer::Folder
         && !settings.sleep
-        && !lora.dora
+        && lora.is_portable()
         && !lora.targets.contains(&LoraModule::LmHead);
     (is_served && max_lora_rank(lora.rank).is_some()).then_some(lora.rank)
 }

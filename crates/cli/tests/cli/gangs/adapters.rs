@@ -145,6 +145,17 @@ fn ranks_train_an_adapter_that_this_process_samples() {
     assert!(Model::load(&run.sandbox.path("out")).unwrap().lora().is_none());
 }
 
+/// Samplers get the sum with the base in 4 bits, and checkpoints hold the adapter over the base as it was.
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn weights_of_a_quantized_base_are_sampled_merged() {
+    let run = train("quantized", "{rank=4,quantize='nf4'}", "trainer.ranks=1");
+    check(&run);
+    let replayed = run.finish(run.start(&["replay", "runs/gang", "rl/0/0"]));
+    assert_eq!(replayed.code, Some(1), "{}", replayed.text());
+    assert!(replayed.stderr.contains("a quantized base (`lora.quantize`)"), "{}", replayed.stderr);
+}
+
 /// Only PyTorch computes it: the sampler gets the weights with the adapter added.
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]

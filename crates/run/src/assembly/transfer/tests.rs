@@ -149,12 +149,13 @@ fn adapters_go_to_vllm_without_their_base() {
     assert_eq!(placed(&[VLLM, LORA]), (Some(12), Form::Adapter, 2));
     assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=1"]), (Some(12), Form::Adapter, 3));
     assert_eq!(placed(&[TORCH, VLLM, LORA, "schedule.max_staleness=99"]).2, MOST_VERSIONS);
-    let merged: [&[&str]; 7] = [
+    let merged: [&[&str]; 8] = [
         &[TORCH, VLLM],
         &[TORCH, "rollout.engine=sglang", LORA],
         &[TORCH, VLLM, LORA, "rollout.weights=merged"],
         &[TORCH, VLLM, LORA, "rollout.sleep=true"],
         &[TORCH, VLLM, "trainer.lora={dora=true}"],
+        &[TORCH, VLLM, "trainer.lora={quantize='nf4'}"],
         &[VLLM, "trainer.lora={targets=['q_proj','lm_head']}"],
         &[TORCH, VLLM, "trainer.lora={rank=513}"],
     ];
