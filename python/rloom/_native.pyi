@@ -54,17 +54,8 @@ class LossStep:
     def divergence(self) -> tuple[Literal["forward_kl", "reverse_kl", "jensen_shannon"], float, float] | None:
         """The divergence from a teacher over the whole vocabulary: its kind, the teacher's weight and the inverse temperature."""
 
-    def evaluate(
-        self,
-        micro_batch: int,
-        logprob: bytes,
-        entropy: bytes,
-        value: bytes = b"",
-        last_value: bytes = b"",
-        divergence: bytes = b"",
-        candidate_logprob: bytes = b"",
-    ) -> LossGrad:
-        """Loss and coefficients of one micro-batch."""
+    def evaluate(self, micro_batch: int, scores: dict[str, bytes]) -> LossGrad:
+        """Loss and coefficients of one micro-batch from its scores by name; absent ones are empty."""
 
 @final
 class LossGrad:

@@ -14,8 +14,11 @@ from rloom._native import LossStep, WeightDigest, digest_order
 CASES = json.loads((Path(__file__).parent / "data" / "losses.json").read_text())
 
 
-def scores(case: dict[str, Any]) -> list[list[bytes]]:
-    return [[bytes.fromhex(part) for part in parts] for parts in case["scores"]]
+NAMES = ("logprob", "entropy", "value", "last_value")
+
+
+def scores(case: dict[str, Any]) -> list[dict[str, bytes]]:
+    return [dict(zip(NAMES, map(bytes.fromhex, parts), strict=False)) for parts in case["scores"]]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
@@ -24,7 +27,7 @@ def test_a_loss_has_the_bits_of_the_controller(case: dict[str, Any]) -> None:
     assert [step.inert(0), step.inert(1)] == case["inert"]
     if case["scope"] == "step":
         return
-    grads = [step.evaluate(i, *parts) for i, parts in enumerate(scores(case))]
+    grads = [step.evaluate(i, given) for i, given in enumerate(scores(case))]
     assert [[g.d_logprob.hex(), g.d_entropy.hex(), g.d_value.hex()] for g in grads] == case["grads"]
     assert [g.terms.to_bytes().hex() for g in grads] == case["terms"]
     assert [struct.pack("<d", g.terms.loss).hex() for g in grads] == case["losses"]
@@ -33,15 +36,15 @@ def test_a_loss_has_the_bits_of_the_controller(case: dict[str, Any]) -> None:
 def test_a_bad_array_is_named() -> None:
     step = LossStep.from_bytes(bytes.fromhex(CASES[0]["step"]))
     with pytest.raises(ValueError, match="^entropy: 7 bytes are no array of f32"):
-        step.evaluate(0, bytes(12), bytes(7))
+        step.evaluate(0, {"logprob": bytes(12), "entropy": bytes(7)})
 
 
 def test_errors_of_the_loss_become_exceptions() -> None:
     step = LossStep.from_bytes(bytes.fromhex(CASES[0]["step"]))
     with pytest.raises(NativeError, match="2 entries for 3 policy tokens|3 entries for 2 policy tokens"):
-        step.evaluate(0, bytes(12), bytes(8))
+        step.evaluate(0, {"logprob": bytes(12), "entropy": bytes(8)})
     with pytest.raises(NativeError, match="micro-batch"):
-        step.evaluate(2, b"", b"")
+        step.evaluate(2, {})
     with pytest.raises(NativeError, match="could not decode the loss of an optimiser step from 3 bytes"):
         LossStep.from_bytes(b"abc")
 
@@ -50,7 +53,7 @@ def test_an_errors_hint_is_its_second_line() -> None:
     (case,) = (case for case in CASES if case["scope"] == "step")
     step = LossStep.from_bytes(bytes.fromhex(case["step"]))
     with pytest.raises(NativeError, match="\nhint: "):
-        step.evaluate(0, *scores(case)[0])
+        step.evaluate(0, scores(case)[0])
 
 
 def test_pieces_have_the_digest_of_the_whole() -> None:

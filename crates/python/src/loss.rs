@@ -1,6 +1,9 @@
 //! The loss of an optimiser step.
 
+use std::collections::HashMap;
+
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes};
 use rloom_algo::{
     DistillationLoss, LossGrad, LossStep, LossTerms, Objective, TokenScores, VocabularyDivergence,
@@ -66,34 +69,22 @@ impl PyLossStep {
         Some((kind, beta, 1.0 / distillation.temperature()))
     }
 
-    /// Loss and coefficients of one micro-batch.
-    #[pyo3(
-        signature = (
-            micro_batch, logprob, entropy, value = b"".as_slice(), last_value = b"".as_slice(),
-            divergence = b"".as_slice(), candidate_logprob = b"".as_slice()
-        ),
-        text_signature = "($self, micro_batch, logprob, entropy, value=b'', last_value=b'', divergence=b'', \
-                          candidate_logprob=b'')"
-    )]
+    /// Loss and coefficients of one micro-batch. The scores are f32 bytes by name; absent ones are empty.
     fn evaluate(
         &self,
         py: Python<'_>,
         micro_batch: usize,
-        logprob: &[u8],
-        entropy: &[u8],
-        value: &[u8],
-        last_value: &[u8],
-        divergence: &[u8],
-        candidate_logprob: &[u8],
+        scores: HashMap<String, PyBackedBytes>,
     ) -> PyResult<PyLossGrad> {
         py.detach(|| {
+            let field = |name| floats::read(name, scores.get(name).map_or(&[], |bytes| &bytes[..]));
             let scores = TokenScores {
-                logprob: floats::read("logprob", logprob)?,
-                entropy: floats::read("entropy", entropy)?,
-                value: floats::read("value", value)?,
-                last_value: floats::read("last_value", last_value)?,
-                divergence: floats::read("divergence", divergence)?,
-                candidate_logprob: floats::read("candidate_logprob", candidate_logprob)?,
+                logprob: field("logprob")?,
+                entropy: field("entropy")?,
+                value: field("value")?,
+                last_value: field("last_value")?,
+                divergence: field("divergence")?,
+                candidate_logprob: field("candidate_logprob")?,
             };
             let grad = self.step.evaluate(micro_batch, &scores).map_err(exception)?;
             Ok(PyLossGrad { grad })

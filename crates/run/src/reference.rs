@@ -139,15 +139,14 @@ mod tests {
     use rloom_config::Config;
     use rloom_core::{SampleKey, Span, StopReason};
     use rloom_data::{Cursor, DataSettings, Dataset, FileSettings, Order, RowKind, Source, Split};
-    use rloom_embedded::EmbeddedTrainEngine;
     use rloom_env::SingleTurn;
     use rloom_hub::Hub;
-    use rloom_model::{GenerationConfig, Model, NewModel, OptimizerSettings};
-    use rloom_ops::Ctx;
+    use rloom_model::{Model, NewModel};
     use rloom_text::{CharacterSettings, Tokenizer};
     use serde_json::json;
 
     use super::*;
+    use crate::assembly::engine_with_reference;
     use crate::stage_setup::batch_trainer;
 
     fn scored_by(weights: u64, numeric_path: &str) -> ScoredBy {
@@ -223,28 +222,20 @@ mod tests {
         let new =
             json!({"layers": 1, "hidden_size": 8, "heads": 1, "intermediate_size": 8, "max_positions": 16});
         let new: NewModel = serde_json::from_value(new).unwrap();
-        let model = Arc::new(Model::init(&new.config(source.reader.tokenizer.vocab_size()).unwrap(), 1));
-        let mut engine = EmbeddedTrainEngine::new(
-            Ctx::serial(),
-            Arc::clone(&model),
-            Some(model),
-            OptimizerSettings::default(),
-            GenerationConfig::default(),
-        );
+        let model = Model::init(&new.config(source.reader.tokenizer.vocab_size()).unwrap(), 1);
+        let mut engine = engine_with_reference(model);
         let given = GivenBatches { source: &source, groups_per_batch: 2, batches: 0..2 };
-        let score = |engine: &mut EmbeddedTrainEngine, stop: &StopFlag| {
-            let warn = &mut |warning: String| panic!("{warning}");
-            score_all(&folder.path().join("scores"), &given, &training, engine, stop, warn).unwrap()
-        };
+        let (path, warn) = (folder.path().join("scores"), &mut |warning: String| panic!("{warning}"));
         let stop = StopFlag::default();
         stop.request();
-        assert!(score(&mut engine, &stop).is_none());
+        assert!(score_all(&path, &given, &training, &mut engine, &stop, warn).unwrap().is_none());
         assert!(engine.reference_digest().is_ok());
         let groups = (0..4).map(|ticket| runtime::block_on(source.group(Ticket(ticket))).unwrap().unwrap());
         let trajectories = training.scored_by_reference(&groups.collect::<Vec<_>>());
         let wanted = training.reference_logprobs(&mut engine, &trajectories).unwrap();
         assert_eq!(wanted.len(), 8);
-        let scores = score(&mut engine, &StopFlag::default()).unwrap();
+        let stop = StopFlag::default();
+        let scores = score_all(&path, &given, &training, &mut engine, &stop, warn).unwrap().unwrap();
         assert!(matches!(engine.reference_digest(), Err(TrainError::NoReference)));
         for (trajectory, wanted) in trajectories.iter().zip(wanted) {
             assert_eq!(scores.get(trajectory), Some(wanted));

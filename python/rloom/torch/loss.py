@@ -102,7 +102,8 @@ class NativeLoss:
 
     def evaluate(self, micro_batch: int, scores: Scores) -> Coefficients:
         try:
-            grad = self.step.evaluate(micro_batch, *(_bytes(x) for x in scores))
+            given = {name: _bytes(x) for name, x in scores._asdict().items()}
+            grad = self.step.evaluate(micro_batch, given)
         except (NativeError, ValueError) as error:
             raise LossError(str(error), micro_batch=micro_batch, scores=scores) from error
         if not math.isfinite(grad.terms.loss):

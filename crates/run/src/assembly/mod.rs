@@ -250,6 +250,14 @@ pub fn train_engine(ctx: &Ctx, model: Model, optimizer: OptimizerSettings) -> im
     EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, GenerationConfig::default())
 }
 
+/// Creates an in-process train engine whose reference is the model itself, for tests.
+#[cfg(test)]
+pub(crate) fn engine_with_reference(model: Model) -> impl TrainEngine + use<> {
+    let (model, optimizer) = (Arc::new(model), OptimizerSettings::default());
+    let reference = Some(Arc::clone(&model));
+    EmbeddedTrainEngine::new(Ctx::serial(), model, reference, optimizer, GenerationConfig::default())
+}
+
 /// Publishes a model in memory, for commands that generate outside of a run.
 pub fn publish(ctx: &Ctx, model: &Model, version: PolicyVersion) -> PublishedPolicy {
     publish_packed(PolicyId::MAIN, version, ctx, model)
