@@ -170,7 +170,7 @@ mod tests {
         assert!(margins(&without).is_empty());
     }
 
-    /// Steps end after so many policy tokens; a step is right from more than one half on.
+    /// A label's end counts policy tokens; a step is right if its reward is above one half.
     #[test]
     fn labels_count_the_tokens_of_the_policy() {
         let [made] =

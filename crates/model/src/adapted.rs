@@ -20,7 +20,7 @@ impl Model {
         Self { adapter: Some(adapter), ..self.frozen() }
     }
 
-    /// The adapter of this model below other heads, with a value head of zeros if they have one. The base is shared.
+    /// This model's adapter with other heads: a value head, if they have one, is zero. The base is shared.
     pub(crate) fn with_adapter_heads(self, heads: OutputHeads) -> Self {
         Self { adapter: self.adapter.map(|adapter| adapter.with_heads(heads)), ..self }
     }

@@ -199,7 +199,7 @@ impl Base {
         Self::new(config, weights)
     }
 
-    /// The same weights below the heads of `config`, which is otherwise that of these weights.
+    /// The same weights with the heads of `config`, which is otherwise that of these weights.
     pub(crate) fn with_heads(self, config: &ModelConfig, value: Option<ValueHead>) -> Self {
         let mut config = config.clone();
         if config.tie_embeddings && !self.config.tie_embeddings {

@@ -520,7 +520,7 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
         let mut evaluation = StageEvaluation::new(evaluator, &stage.name, self.best.take());
         let later = &self.config.stages[index + 1..];
         if stage.trains_reward_model() && later.iter().any(|stage| !stage.trains_reward_model()) {
-            // Of a run that goes on to train policies, the best version is one.
+            // A later stage trains a policy, and the best version of such a run is a policy.
             evaluation = evaluation.without_best();
         }
         Ok(StageParts {

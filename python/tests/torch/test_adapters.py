@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rloom.torch.engine import Engine
     from rloom.torch.model import Scores
+    from torch import Tensor
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -69,11 +70,8 @@ def scores(own: Engine, *, reference: bool = False, is_masked: bool = False) -> 
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_those_of_peft(qwen: Path, tmp_path: Path, shape: dict[str, Any]) -> None:
-    own = trained(qwen, **shape)
-    files.save(own, tmp_path)
-    model = by_peft(tmp_path)
+def agreed_gradients(own: Engine, model: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    """Checks scores and gradients against those of the same adapter in PEFT, and returns the gradients."""
     loss = Weighted(BATCHES)
     for i, whole in enumerate(BATCHES):
         found = plain_scores(model, None, whole)
@@ -87,11 +85,19 @@ def test_gradients_are_those_of_peft(qwen: Path, tmp_path: Path, shape: dict[str
     accumulate(own, BATCHES, loss)
     gradients = own.optimizer.gradients()
     assert gradients.keys() == expected.keys()
+    off = {name: relative(g, expected[name]) for name, g in gradients.items()}
+    assert max(off.values()) < 1e-5, off
+    return gradients
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_are_those_of_peft(qwen: Path, tmp_path: Path, shape: dict[str, Any]) -> None:
+    own = trained(qwen, **shape)
+    files.save(own, tmp_path)
+    gradients = agreed_gradients(own, by_peft(tmp_path))
     assert (f"{adapter.PREFIX}model.layers.0.self_attn.k_proj.lora_A.weight" in gradients) == (
         "targets" not in shape
     )
-    off = {name: relative(g, expected[name]) for name, g in gradients.items()}
-    assert max(off.values()) < 1e-5, off
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from models import OfValues, Weighted, back_propagate, make, plain_scores, relative
+from models import OfValues, Weighted, make, plain_scores, relative
 from rloom.torch import adapter, files
 from rloom.torch.errors import MissingPackageError, ModelError
 from rloom.torch.model import open_model
-from test_adapters import lora, scores
+from test_adapters import agreed_gradients, lora, scores
 from test_gradients import BATCHES, accumulate, engine
 from test_steps import SETTINGS, train
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -64,22 +64,7 @@ def test_gradients_are_those_of_peft_over_bitsandbytes(
 ) -> None:
     own = trained(qwen, **shape)
     files.save(own, tmp_path)
-    model = by_peft(tmp_path)
-    loss = Weighted(BATCHES)
-    for i, whole in enumerate(BATCHES):
-        found = plain_scores(model, None, whole)
-        assert relative(scores(own)[i].logprob, found.logprob) < 1e-5
-        back_propagate(loss.value_of(i, found))
-    expected = {
-        name.replace(".default", "").replace(f"{adapter.MAGNITUDE}.weight", adapter.MAGNITUDE): p.grad
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    }
-    accumulate(own, BATCHES, loss)
-    gradients = own.optimizer.gradients()
-    assert gradients.keys() == expected.keys()
-    off = {name: relative(g, expected[name]) for name, g in gradients.items()}
-    assert max(off.values()) < 1e-5, off
+    agreed_gradients(own, by_peft(tmp_path))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -144,7 +144,7 @@ impl StoredAdapter {
         Ok(&self.config)
     }
 
-    /// Configuration of the base below the heads of the adapter. That of a reward model is in the adapter's folder, if it was trained
+    /// Configuration of the base with the heads of the adapter. That of a reward model is in the adapter's folder, if it was trained
     /// by this program; of adapters of other programs, the base's is read.
     pub(crate) fn model(&self, base: &ModelConfig, heads: OutputHeads) -> Result<ModelConfig, AdapterError> {
         let path = || self.folder.join(CONFIG);

@@ -58,7 +58,7 @@ impl Adapter {
         Self { config, model: model.clone(), tensors, specs, packed: OnceLock::new() }
     }
 
-    /// The adapter below other heads, with a value head of zeros if they have one.
+    /// The adapter with other heads: a value head, if they have one, is zero.
     pub(crate) fn with_heads(mut self, heads: OutputHeads) -> Self {
         self.model.output_heads = heads;
         self.tensors.value = ValueHead::zeros(&self.model);

@@ -66,7 +66,7 @@ impl OutputHeads {
         }
     }
 
-    /// Task of an adapter below these heads, as PEFT names it.
+    /// Task of an adapter with these heads, as PEFT names it.
     pub(crate) fn peft_task(self) -> &'static str {
         match self {
             Self::Language | Self::LanguageAndValue => "CAUSAL_LM",

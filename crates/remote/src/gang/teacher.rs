@@ -13,7 +13,7 @@ use super::rows;
 /// The teacher of a gang.
 #[derive(Debug)]
 pub(super) enum GangTeacher {
-    /// A model that the ranks compute beside the policy.
+    /// A model that the ranks compute, as they do the policy.
     Ranks,
     /// A teacher elsewhere, of which the most probable tokens are known.
     Remote(Box<dyn RemoteTeacher>),

@@ -163,8 +163,8 @@ fn stages_resume_to_the_same_bytes() {
     assert!(policies[0] == policies[1], "the bits that bf16 loses are read as well");
 }
 
-/// Where nothing is evaluated, as in other stages that learn from rows. Of a run that goes on to train a policy, the best version
-/// is a policy.
+/// Where nothing is evaluated, as in other stages that learn from rows. If a later stage trains a policy, the best version is a
+/// policy.
 #[test]
 fn the_best_version_is_that_with_the_lowest_loss() {
     let directory = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ fn embedded_below(heads: PolicyHeads, base: &Path) -> EmbeddedTrainEngine {
     }
 }
 
-/// Adapters below the head of a reward model, or of a critic on the policy's backbone: heads that are trained as a whole. Starts from
+/// Adapters with the head of a reward model, or of a critic on the policy's backbone, which is trained in full. Starts from
 /// heads that are not zero: through those the gradient does not reach the backbone.
 fn agree_below_values(ranks: usize) {
     let folder = tempfile::tempdir().unwrap();
