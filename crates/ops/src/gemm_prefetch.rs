@@ -23,6 +23,9 @@ pub(crate) const FEW_STEPS: usize = 32;
 /// panels) the core runs out of outstanding misses: measured for 1 to 8 rows, at 2 to 64 steps.
 const STREAM_DISTANCE: usize = 4;
 
+/// Index of the part of B among the memory that a tile prefetches.
+pub(crate) const OPERAND: usize = 3;
+
 /// Memory to prefetch: rows of some cache lines each.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch {
@@ -39,6 +42,14 @@ impl Prefetch {
     /// The first `width` elements of `size` bytes of each row.
     fn new(at: *const u8, size: usize, row: usize, rows: usize, width: usize) -> Self {
         Self { at, row: row * size, rows, lines: (width * size).div_ceil(LINE) }
+    }
+
+    /// Address of the first line, bytes from one line to the next, and number of lines, if there is one row or one line per
+    /// row.
+    #[inline(always)]
+    pub(crate) fn sequence(&self) -> (*const u8, usize, usize) {
+        let distance = if self.rows == 1 { LINE } else { self.row };
+        (self.at, distance, self.rows * self.lines)
     }
 
     /// Prefetches all of it at once.
@@ -124,11 +135,11 @@ impl GroupPrefetch {
         match &self.right {
             RightPrefetch::Nothing => (),
             RightPrefetch::Rows(panels, start) => {
-                prefetch[3] = right(pass, panels, &(start + part.start..start + part.end));
+                prefetch[OPERAND] = right(pass, panels, &(start + part.start..start + part.end));
             }
             &RightPrefetch::Panels(at, panels) => {
                 let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
-                prefetch[3] = Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
+                prefetch[OPERAND] = Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
             }
         }
         prefetch

@@ -142,6 +142,20 @@ pub trait Simd: Copy + Send + Sync {
         }
     }
 
+    /// Stores the columns of eight vectors: column `j`, eight numbers, at `p + j * stride`.
+    /// # Safety
+    /// The columns must be writable; no alignment is needed.
+    #[inline(always)]
+    unsafe fn store_columns(self, rows: &[Self::V; LANES / 2], p: *mut f32, stride: usize) {
+        let mut square = [self.zero(); LANES];
+        square[..LANES / 2].copy_from_slice(rows);
+        self.transpose(&mut square);
+        for (j, column) in square.iter().enumerate() {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.store_half(p.add(j * stride), *column) }
+        }
+    }
+
     /// Prefetches the cache line of `p`, which need not be readable. A hint; does nothing on processors without such an
     /// instruction.
     #[inline(always)]

@@ -284,6 +284,17 @@ impl Simd for Avx2 {
         unsafe { transpose_256(square) }
     }
     #[inline(always)]
+    unsafe fn store_columns(self, rows: &[Pair; LANES / 2], p: *mut f32, stride: usize) {
+        unsafe {
+            for (j, column) in transposed_quarter(rows.map(|row| row.0)).into_iter().enumerate() {
+                _mm256_storeu_ps(p.add(j * stride), column);
+            }
+            for (j, column) in transposed_quarter(rows.map(|row| row.1)).into_iter().enumerate() {
+                _mm256_storeu_ps(p.add((LANES / 2 + j) * stride), column);
+            }
+        }
+    }
+    #[inline(always)]
     fn sums(self, square: &[Pair; LANES]) -> Pair {
         unsafe { tree_sums_256(square) }
     }
