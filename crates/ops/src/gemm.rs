@@ -124,7 +124,7 @@ impl Pieces {
 }
 
 /// True for instruction sets whose register tiles reuse operands often enough to read them in place.
-fn has_large_tiles(isa: Isa) -> bool {
+pub(crate) fn has_large_tiles(isa: Isa) -> bool {
     matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx)
 }
 

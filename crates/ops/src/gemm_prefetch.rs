@@ -139,7 +139,8 @@ impl GroupPrefetch {
             }
             &RightPrefetch::Panels(at, panels) => {
                 let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
-                prefetch[OPERAND] = Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
+                prefetch[OPERAND] =
+                    Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
             }
         }
         prefetch
