@@ -155,7 +155,7 @@ fn rows<E: Element>(arguments: &Arguments, t: usize, d: usize) {
     let (x, w) = (wave::<f32>(t * d), wave(d));
     let (mut y, mut rstd, mut dw) = (Buf::<E>::zeros(t * d), Buf::zeros(t), Buf::zeros(d));
     bandwidth(arguments, "rms_norm", (4 + size) * t * d, || {
-        rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6)
+        rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6);
     });
     let mut dx = Buf::zeros(t * d);
     bandwidth(arguments, "rms_norm_backward", (8 + size) * t * d, || {

@@ -95,6 +95,45 @@ fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
     out.push(s.max_lane(x));
     let square: [S::V; LANES] = std::array::from_fn(|i| s.mul(x, s.splat(1.0 + i as f32)));
     out.extend(s.to_array(s.sums(&square)));
+    moved_generic(s, out, x, y);
+}
+
+/// Every operation that moves or rounds numbers.
+#[inline(always)]
+fn moved_generic<S: Simd>(s: S, out: &mut Vec<f32>, x: S::V, y: S::V) {
+    const STRIDE: usize = 6;
+    let rows: [S::V; LANES] = std::array::from_fn(|i| s.add(x, s.splat(i as f32)));
+    let mut columns = rows;
+    s.transpose(&mut columns);
+    for v in columns {
+        out.extend(s.to_array(v));
+    }
+    // Columns that overlap, as those of a tile of fewer rows.
+    let mut stored = [9.0; LANES * STRIDE + LANES];
+    let eight: [S::V; LANES / 2] = std::array::from_fn(|i| rows[i]);
+    // SAFETY: there is room for the last column and for half a vector.
+    unsafe {
+        s.store_columns(&eight, stored.as_mut_ptr(), STRIDE);
+        s.store_half(stored.as_mut_ptr().add(LANES * STRIDE + LANES / 2), y);
+    }
+    out.extend(stored);
+    let words = s.pair(x, y);
+    for v in [words, s.rounded(x), s.low_half(words), s.high_half(words)] {
+        out.extend(s.to_array(v));
+    }
+    let (words, mut numbers) = (s.to_array(words), [0_u16; LANES]);
+    // SAFETY: the arrays have 16 words and 16 numbers.
+    unsafe {
+        s.store_bf16(numbers.as_mut_ptr(), y);
+        for v in [
+            s.load_low(words.as_ptr()),
+            s.load_high(words.as_ptr()),
+            s.splat_high(words.as_ptr()),
+            s.load_bf16(numbers.as_ptr()),
+        ] {
+            out.extend(s.to_array(v));
+        }
+    }
 }
 
 dispatch! {
