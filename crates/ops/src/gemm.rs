@@ -253,8 +253,8 @@ impl Product<'_> {
         let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
         let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
         let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps * floats };
-        // Small tiles copy even f32 that could be read in place.
-        let packs = self.group == 1 && !one_pass && !has_large_tiles(ctx.isa());
+        // Small tiles copy even f32 that could be read in place, unless there are fewer rows than their loads allow for.
+        let packs = self.group == 1 && rows.len() > 2 && !has_large_tiles(ctx.isa());
         let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
         ctx.with_scratch(spill_len + right + left, |scratch| {
