@@ -35,6 +35,8 @@ const PIECES_PER_THREAD: usize = 4;
 const PIECES_PER_THREAD_ACROSS: usize = 2;
 /// Rows of C that fit in one register tile.
 const FEW_ROWS: usize = 8;
+/// Rows of small tiles from whose number on a packed bf16 B is widened before it is used.
+const WIDENED_ROWS: usize = 24;
 /// Minimum rows of a piece: with fewer, too little work is done per read of B.
 const MIN_ROWS: usize = 32;
 /// Minimum panels of a piece that copies A.
@@ -252,9 +254,13 @@ impl Product<'_> {
         // If C is bf16, partial sums between passes are kept in scratch memory.
         let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
         let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
-        let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps * floats };
+        let small_tiles = !has_large_tiles(ctx.isa());
+        // Small tiles would widen a packed B once for each few rows.
+        let in_place =
+            matches!(self.b, Right::Panels(_)) && !(widens && small_tiles && rows.len() > WIDENED_ROWS);
+        let right = if in_place { 0 } else { WIDEST * LANES * room_steps * floats };
         // Small tiles copy even f32 that could be read in place, unless there are fewer rows than their loads allow for.
-        let packs = self.group == 1 && rows.len() > 2 && !has_large_tiles(ctx.isa());
+        let packs = self.group == 1 && rows.len() > 2 && small_tiles;
         let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
         ctx.with_scratch(spill_len + right + left, |scratch| {

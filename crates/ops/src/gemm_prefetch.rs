@@ -93,7 +93,7 @@ enum RightPrefetch {
     Nothing,
     /// Panels that will be copied, and their first step.
     Rows(Range<usize>, usize),
-    /// Panels that are read in place: address and number.
+    /// Panels of a packed B: address and number.
     Panels(*const f32, usize),
 }
 
@@ -104,16 +104,16 @@ impl GroupPrefetch {
             return Self { left: false, right: RightPrefetch::Nothing };
         }
         let panels = pass.block.n.div_ceil(LANES);
-        let right = match in_place(pass) {
-            _ if pass.copies_right && group + 1 == groups => {
-                RightPrefetch::Rows(piece(panels, groups, 0), pass.start + pass.steps)
-            }
-            _ if pass.copies_right => RightPrefetch::Rows(piece(panels, groups, group + 1), pass.start),
-            Some(b) if group + 1 < groups => {
+        let is_last = group + 1 == groups;
+        let right = match packed(pass) {
+            Some(b) if !is_last => {
                 let next = piece(panels, groups, group + 1);
                 RightPrefetch::Panels(b.wrapping_add(next.start * pass.block.b_panel), next.len())
             }
-            _ => RightPrefetch::Nothing,
+            Some(_) => RightPrefetch::Nothing,
+            None if !pass.copies_right => RightPrefetch::Nothing,
+            None if is_last => RightPrefetch::Rows(piece(panels, groups, 0), pass.start + pass.steps),
+            None => RightPrefetch::Rows(piece(panels, groups, group + 1), pass.start),
         };
         // Later groups find A in the cache; copying into tiles prefetches it.
         let left = group == 0 && !pass.packs_left && (pass.copies_left || pass.block.a_step == 1);
@@ -147,11 +147,11 @@ impl GroupPrefetch {
     }
 }
 
-/// Start of the pass in B, if B is in panels and read in place.
-fn in_place(pass: &Pass<'_>) -> Option<*const f32> {
+/// Start of the pass in B, if B is in panels.
+fn packed(pass: &Pass<'_>) -> Option<*const f32> {
     let block = pass.block;
     match block.b {
-        Source::Words(b) if block.right.is_null() && block.b_step == LANES => {
+        Source::Words(b) if block.b_step == LANES && (block.right.is_null() || block.b_panel > LANES) => {
             Some(b.wrapping_add(pass.start * LANES))
         }
         _ => None,
@@ -161,7 +161,7 @@ fn in_place(pass: &Pass<'_>) -> Option<*const f32> {
 /// Line-by-line prefetch of B by a pass's only tile of the panels before `panel`.
 #[inline(always)]
 pub(crate) fn stream(pass: &Pass<'_>, panel: usize) -> Option<Stream> {
-    let b = in_place(pass).filter(|_| pass.tiles == 1)?;
+    let b = packed(pass).filter(|_| pass.tiles == 1 && !pass.copies_right)?;
     Some(Stream {
         distance: STREAM_DISTANCE.min(pass.steps),
         next: b.wrapping_add(panel * pass.block.b_panel),
