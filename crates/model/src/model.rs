@@ -450,7 +450,7 @@ impl Model {
 }
 
 pub(crate) fn attention_shape(c: &ModelConfig) -> AttentionShape {
-    AttentionShape { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim }
+    AttentionShape { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim, window: None }
 }
 
 pub(crate) fn tensors_out<'a>(

@@ -51,7 +51,7 @@ fn all<E: Element>(ctx: &Ctx) {
         ("4 x 1024, H 14, G 2, E 64", 4, 1024, 14, 2, 64),
         ("2 x 2048, H 16, G 8, E 128", 2, 2048, 16, 8, 128),
     ] {
-        packed::<E>(ctx, name, sequences, length, AttentionShape { heads, kv_heads, head_dim });
+        packed::<E>(ctx, name, sequences, length, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
     for (rows, length, heads, kv_heads, head_dim) in [
         (64, 48, 8, 4, 32),
@@ -64,9 +64,9 @@ fn all<E: Element>(ctx: &Ctx) {
         (8, 2048, 14, 2, 64),
         (1, 4096, 16, 8, 128),
     ] {
-        cached::<E>(ctx, rows, length, AttentionShape { heads, kv_heads, head_dim });
+        cached::<E>(ctx, rows, length, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
-    decoding::<E>(ctx, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 });
+    decoding::<E>(ctx, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None });
 }
 
 /// Attention of one token per sequence in a model of some layers, whose caches are too large for one layer's to stay
@@ -133,7 +133,7 @@ fn cached<E: Element>(ctx: &Ctx, rows: usize, length: usize, shape: AttentionSha
     let q = wave(rows * shape.heads * shape.head_dim);
     let mut out = Buf::zeros(q.len());
     let pairs = (rows * length * shape.heads * shape.head_dim) as f64;
-    let AttentionShape { heads, kv_heads, head_dim } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
     let name = format!("decode {rows} rows at {length}, H {heads}, G {kv_heads}, E {head_dim}");
     report(ctx, &name, 4.0 * pairs, || {
         attention_cached(ctx, &mut out, &q, &cache, &cached);

@@ -56,7 +56,7 @@ impl KernelBench<'_> {
         }
         self.head::<E>(batch.sequences * (batch.length - 1), config.vocab_size, config.hidden_size);
         let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
-        self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim });
+        self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
 
     /// Measures a linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the type of its output's
