@@ -8,7 +8,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     qkv_bias: Bias::Never,
     output_bias: Bias::Never,
     qk_norm: false,
-    window: Window::Default(4096),
+    window: Window::AllLayers { default: 4096 },
     default_head_dim: None,
     defaults_to_full_kv_heads: false,
     default_max_positions: 131_072,

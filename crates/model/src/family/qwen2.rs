@@ -8,7 +8,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     qkv_bias: Bias::Always,
     output_bias: Bias::Never,
     qk_norm: false,
-    window: Window::Switched,
+    window: Window::SomeLayers { size: 4096, first_layer: 28 },
     default_head_dim: None,
     defaults_to_full_kv_heads: false,
     default_max_positions: 32_768,

@@ -8,7 +8,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     qkv_bias: Bias::AsConfigured,
     output_bias: Bias::AsConfigured,
     qk_norm: true,
-    window: Window::Switched,
+    window: Window::SomeLayers { size: 4096, first_layer: 28 },
     default_head_dim: Some(128),
     defaults_to_full_kv_heads: false,
     default_max_positions: 32_768,
