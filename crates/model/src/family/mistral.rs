@@ -1,4 +1,6 @@
-//! Mistral (Jiang et al., 2023, arXiv:2310.06825): Llama without biases. Version 0.1 has a sliding window, later ones do not.
+//! Mistral (Jiang et al., 2023, arXiv:2310.06825): Llama without biases.
+//!
+//! In version 0.1, every layer attends to the last 4096 tokens; the files of later versions have `sliding_window: null`.
 
 use super::{Architecture, Bias, Window};
 

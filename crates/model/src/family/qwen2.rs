@@ -1,4 +1,7 @@
-//! Qwen2 and Qwen2.5 (Yang et al., 2024, arXiv:2407.10671, arXiv:2412.15115): a bias on the query, key and value projections.
+//! Qwen2 and Qwen2.5 (Yang et al., 2024, arXiv:2407.10671, arXiv:2412.15115): Llama with a bias on the query, key and value
+//! projections.
+//!
+//! The last layers can attend to a sliding window; published files switch it off.
 
 use super::{Architecture, Bias, Window};
 

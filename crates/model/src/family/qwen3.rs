@@ -1,4 +1,7 @@
-//! Qwen3 (Yang et al., 2025, arXiv:2505.09388): queries and keys are normalised per head before the rotation.
+//! Qwen3 (Yang et al., 2025, arXiv:2505.09388): Llama whose queries and keys are normalised per head before the rotation. Heads
+//! have 128 elements, whatever the width.
+//!
+//! Layers can attend to a sliding window, as in Qwen2; published files switch it off.
 
 use super::{Architecture, Bias, Window};
 
