@@ -26,7 +26,7 @@ impl KvCache {
     /// A cache of `blocks` blocks for models of this shape and dtype.
     pub fn new(config: &ModelConfig, blocks: usize) -> Self {
         fn layers<E: Element>(config: &ModelConfig, blocks: usize) -> Vec<KvLayer<E>> {
-            (0..config.layers).map(|_| KvLayer::new(blocks, attention_shape(config))).collect()
+            (0..config.layers).map(|layer| KvLayer::new(blocks, attention_shape(config, layer))).collect()
         }
         let layers = match config.dtype {
             Dtype::F32 => KvLayers::F32(layers(config, blocks)),

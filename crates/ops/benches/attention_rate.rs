@@ -38,7 +38,7 @@ fn all<E: Element>(arguments: &Arguments) {
         ("4 x 1024, H 14, G 2, E 64", 4, 1024, 14, 2, 64),
         ("2 x 2048, H 16, G 8, E 128", 2, 2048, 16, 8, 128),
     ] {
-        packed::<E>(arguments, name, sequences, length, AttentionShape { heads, kv_heads, head_dim });
+        packed::<E>(arguments, name, sequences, length, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
     for (rows, length, heads, kv_heads, head_dim) in [
         (64, 48, 8, 4, 32),
@@ -51,9 +51,9 @@ fn all<E: Element>(arguments: &Arguments) {
         (8, 2048, 14, 2, 64),
         (1, 4096, 16, 8, 128),
     ] {
-        cached::<E>(arguments, rows, length, AttentionShape { heads, kv_heads, head_dim });
+        cached::<E>(arguments, rows, length, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
-    decoding::<E>(arguments, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 });
+    decoding::<E>(arguments, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None });
     rows::<E>(arguments, 4096, 256);
 }
 
@@ -141,7 +141,7 @@ fn cached<E: Element>(arguments: &Arguments, rows: usize, length: usize, shape: 
     let q = wave(rows * shape.heads * shape.head_dim);
     let mut out = Buf::zeros(q.len());
     let pairs = (rows * length * shape.heads * shape.head_dim) as f64;
-    let AttentionShape { heads, kv_heads, head_dim } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
     let name = format!("decode {rows} rows at {length}, H {heads}, G {kv_heads}, E {head_dim}");
     report(arguments, &name, 4.0 * pairs, || {
         attention_cached(ctx, &mut out, &q, &cache, &cached);

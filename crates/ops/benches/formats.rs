@@ -105,7 +105,7 @@ impl<'c, E: Element> TrainingStep<'c, E> {
     }
 
     fn attention(&self) -> f64 {
-        let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 };
+        let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None };
         let starts: Vec<usize> = (0..=T / 128).map(|sequence| sequence * 128).collect();
         let segments = Segments::unshared(&starts);
         let (q, k, v, d_out) =

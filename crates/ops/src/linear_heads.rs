@@ -119,7 +119,7 @@ pub fn linear_heads<'w, E: Element>(
     let w = w.into();
     w.check();
     let (parts, rows) = (heads.parts(), heads.rotation.positions.len());
-    let (AttentionShape { heads: h, kv_heads: g, head_dim: e }, d) = (heads.shape, w.k());
+    let (AttentionShape { heads: h, kv_heads: g, head_dim: e, .. }, d) = (heads.shape, w.k());
     heads.check(rows);
     assert_eq!(w.n(), parts.heads() * e, "the weight must have one row per element of each head");
     check("q_the", q_the, rows * h * e);
