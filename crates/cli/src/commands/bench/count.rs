@@ -81,11 +81,11 @@ impl Operations {
     }
 }
 
-/// Bytes that decoding must read: all weights once per step (the first step processes all prompts), and the keys and
-/// values of each sequence once per token after the first.
-pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch) -> u64 {
+/// Bytes that decoding must read: all weights of `weight_bytes` once per step (the first step processes all prompts), and
+/// the keys and values of each sequence once per token after the first.
+pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch, weight_bytes: usize) -> u64 {
     let DecodeBatch { sequences, prompt, new } = batch;
-    let weights = (layer_weights(config) + head_weights(config)) * config.dtype.bytes() as u64;
+    let weights = (layer_weights(config) + head_weights(config)) * weight_bytes as u64;
     let seen: usize = (1..new).map(|token| prompt + token).sum();
     new as u64 * weights + (sequences * seen) as u64 * config.kv_bytes_per_token()
 }
@@ -156,10 +156,12 @@ mod tests {
         assert_eq!(count.attention, 4 * 256 * 64 * (4 * (79 * 80 / 2) - 15 * 16 / 2));
         // Steps attend to 17, 18 … 79 tokens; the keys and values of one take 2·4·4·32 floats.
         let seen: u64 = (17..=79).sum();
-        let bytes = decode_bytes(&s.config, s.decode);
+        let bytes = decode_bytes(&s.config, s.decode, 4);
         assert_eq!(bytes, 64 * 4 * (4 * 737_280 + 131_072) + 64 * seen * 4096);
         let bf16 = Shape::named("S", Dtype::Bf16).unwrap();
-        assert_eq!(decode_bytes(&bf16.config, bf16.decode) * 2, bytes);
+        assert_eq!(decode_bytes(&bf16.config, bf16.decode, 2) * 2, bytes);
+        let weights = 64 * (4 * 737_280 + 131_072);
+        assert_eq!(decode_bytes(&s.config, s.decode, 1), bytes - 3 * weights);
     }
 
     /// With one sample per prompt, training equals that of as many sequences without predicting the prompts.
