@@ -72,8 +72,7 @@ impl Shape {
         if prompt + new > context {
             return Err(Failure::usage_text(format_args!(
                 "prompts of {prompt} tokens and completions of {new} exceed the context of {context}"
-            ))
-            .hint("use shorter ones"));
+            )));
         }
         self.grpo = GrpoBatch { prompts, samples, prompt, new };
         Ok(())
