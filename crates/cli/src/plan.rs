@@ -237,8 +237,11 @@ fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, cache: u64) -> Me
         (_, false) => 1,
         (versions, true) => versions + 1,
     };
+    // One byte for each weight that completions are sampled from, for one version more than is kept.
+    let is_quantized = stage.rollout.as_ref().is_some_and(|rollout| rollout.engine.quantize().is_some());
+    let quantized = if is_quantized { model.parameter_count() * (1 + kept) } else { 0 };
     Memory {
-        weights: held * (1 + kept),
+        weights: held * (1 + kept) + quantized,
         gradients: weights,
         optimizer: 2 * weights,
         reference: references * held,

@@ -38,7 +38,13 @@ fn all<E: Element>(arguments: &Arguments) {
         ("4 x 1024, H 14, G 2, E 64", 4, 1024, 14, 2, 64),
         ("2 x 2048, H 16, G 8, E 128", 2, 2048, 16, 8, 128),
     ] {
-        packed::<E>(arguments, name, sequences, length, AttentionShape { heads, kv_heads, head_dim, window: None });
+        packed::<E>(
+            arguments,
+            name,
+            sequences,
+            length,
+            AttentionShape { heads, kv_heads, head_dim, window: None },
+        );
     }
     for (rows, length, heads, kv_heads, head_dim) in [
         (64, 48, 8, 4, 32),

@@ -16,7 +16,7 @@ use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
 use crate::low_rank::{Addition, linear_add};
 use crate::numbers::{Numbers, Typed};
-use crate::pack::Packed;
+use crate::pack::{Packed, Part};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, Weight};
 
@@ -83,17 +83,8 @@ impl<E: Element> HeadInput<'_, E> {
     /// Computes the logits of some rows and columns, starting at a panel boundary, into a tile of that shape.
     pub(crate) fn tile(&self, ctx: &Ctx, tile: &mut [f32], rows: Range<usize>, columns: Range<usize>) {
         let (d, panel, n) = (self.w.k(), columns.start / LANES, columns.len());
-        let product = Product {
-            m: rows.len(),
-            n,
-            k: d,
-            group: E::GROUP,
-            a: Left { data: E::numbers(&self.h[rows.start * d..rows.end * d]), row: d, step: 1 },
-            b: Right::Panels(self.w.panels(panel)),
-            c_row: n,
-            output: Output::Store,
-        };
-        product.run_inline(ctx, f32::numbers_mut(tile));
+        let part = Part { rows: rows.len(), panel, n, c_row: n, output: Output::Store };
+        self.w.multiply_inline(ctx, tile, &self.h[rows.start * d..rows.end * d], &part);
         if let Some(addition) = &self.addition {
             addition.add(ctx, tile, rows, panel, n, n);
         }

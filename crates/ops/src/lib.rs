@@ -26,6 +26,8 @@
 //!   processors' dot-product instruction; numbers below the smallest normal one are flushed to zero. (A sum within 2⁻¹⁵⁰
 //!   of that number may be zero by the instruction and the number itself elsewhere.) [`Order::Tiles`] runs over blocks of
 //!   32 indices, each of them two chains, of the even and of the odd indices; its attention uses dot pairs.
+//! * A product with a weight of 8 bits ([`Packed::quantized`]) is the sum of products above over the numbers of the one factor,
+//!   widened to f32, and the integers of the other, multiplied by the scale of the weight's row when it is complete.
 //! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo 16,
 //!   then in one fixed tree over the lanes.
 //! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
@@ -63,6 +65,8 @@ mod gemm_widened;
 mod head;
 mod head_divergence;
 mod head_draw;
+mod int8;
+mod int8_product;
 mod isa;
 mod lanes;
 mod linear;

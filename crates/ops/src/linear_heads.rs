@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
-use crate::gemm::{Left, Output, Product, Right, check, is_small};
+use crate::gemm::{Output, check, is_small};
 use crate::lanes::narrow;
 use crate::low_rank::Addition;
 use crate::norm::{Norm, reciprocal_root};
-use crate::numbers::Typed;
+use crate::pack::Part;
 use crate::partition::{for_blocks, for_rows, for_rows2};
 use crate::rope::{rotate_heads_to, rotated};
 use crate::simd::{LANES, Simd, dispatch};
@@ -181,17 +181,9 @@ unsafe fn compute_heads<E: Element>(
     let n = skip + range.len() * e;
     let width = n.next_multiple_of(LANES);
     ctx.with_scratch(rows.len() * width, |scratch| {
-        let product = Product {
-            m: rows.len(),
-            n,
-            k: w.k(),
-            group: E::GROUP,
-            a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.packed.panels(first)),
-            c_row: width,
-            output: bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..])),
-        };
-        product.run_inline(ctx, f32::numbers_mut(scratch.as_mut_slice()));
+        let output = bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..]));
+        let part = Part { rows: rows.len(), panel: first, n, c_row: width, output };
+        w.packed.multiply_inline(ctx, scratch.as_mut_slice(), normed.as_slice(), &part);
         if let Some(addition) = addition {
             addition.add(ctx, scratch.as_mut_slice(), rows.clone(), first, n, width);
         }

@@ -10,6 +10,7 @@ use crate::lanes::narrow;
 use crate::low_rank::Addition;
 use crate::norm::Norm;
 use crate::numbers::{Numbers, Typed};
+use crate::pack::Part;
 use crate::partition::for_blocks;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Weight, WeightRows};
@@ -112,19 +113,11 @@ unsafe fn portion_forward<E: Element>(
     let width = (skip + cols.len()).next_multiple_of(LANES);
     let half = rows.len() * width;
     ctx.with_scratch(2 * half, |scratch| {
-        let product = |panel: usize, n: usize| Product {
-            m: rows.len(),
-            n,
-            k: w.k(),
-            group: E::GROUP,
-            a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.packed.panels(panel)),
-            c_row: width,
-            output: Output::Store,
-        };
+        let part = |panel, n| Part { rows: rows.len(), panel, n, c_row: width, output: Output::Store };
         let (gate, up) = scratch.as_mut_slice().split_at_mut(half);
-        product(cols.start / LANES, cols.len()).run_inline(ctx, f32::numbers_mut(gate));
-        product(first, skip + cols.len()).run_inline(ctx, f32::numbers_mut(up));
+        let normed = normed.as_slice();
+        w.packed.multiply_inline(ctx, gate, normed, &part(cols.start / LANES, cols.len()));
+        w.packed.multiply_inline(ctx, up, normed, &part(first, skip + cols.len()));
         if let Some(addition) = addition {
             addition.add(ctx, gate, rows.clone(), cols.start / LANES, cols.len(), width);
             addition.add(ctx, up, rows.clone(), first, skip + cols.len(), width);

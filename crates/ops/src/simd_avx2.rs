@@ -251,6 +251,13 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Pair {
+        unsafe {
+            let number = |eight| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+            Pair(number(_mm_loadl_epi64(p.cast())), number(_mm_loadl_epi64(p.add(8).cast())))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Pair) {
         unsafe {
             let (low, high) = (rounded_256(v.0), rounded_256(v.1));

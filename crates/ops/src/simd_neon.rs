@@ -181,6 +181,18 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Quad {
+        unsafe {
+            let integers = vld1q_s8(p);
+            let halves = [vmovl_s8(vget_low_s8(integers)), vmovl_s8(vget_high_s8(integers))];
+            let [low, high] = halves.map(|half| {
+                let words = [vmovl_s16(vget_low_s16(half)), vmovl_s16(vget_high_s16(half))];
+                words.map(|words| vcvtq_f32_s32(words))
+            });
+            Quad([low[0], low[1], high[0], high[1]])
+        }
+    }
+    #[inline(always)]
     fn splat(self, x: f32) -> Quad {
         Quad([unsafe { vdupq_n_f32(x) }; 4])
     }

@@ -215,3 +215,25 @@ fn narrowing_is_identical_on_all_instruction_sets() {
         }
     }
 }
+
+fn integers_generic<S: Simd>(s: S, y: &mut [f32], x: &[i8]) {
+    for (y, x) in y.chunks_exact_mut(LANES).zip(x.chunks_exact(LANES)) {
+        // SAFETY: there are 16 integers.
+        s.store(y, unsafe { s.load_i8(x.as_ptr()) });
+    }
+}
+
+dispatch! {
+    fn integers(y: &mut [f32], x: &[i8]) = integers_generic;
+}
+
+#[test]
+fn integers_are_widened_exactly() {
+    let x: Vec<i8> = (i8::MIN..=i8::MAX).collect();
+    let want: Vec<f32> = x.iter().map(|&x| f32::from(x)).collect();
+    for level in levels() {
+        let mut y = vec![f32::NAN; x.len()];
+        integers(level, &mut y, &x);
+        assert!(same(&y, &want), "{:?}", level.isa());
+    }
+}

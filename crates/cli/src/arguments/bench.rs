@@ -1,6 +1,7 @@
 //! Arguments of `rloom bench`, and formats of numbers.
 
 use clap::{Args, ValueEnum};
+use rloom_engine::{ActivationCheckpointing, RolloutQuantization};
 use rloom_model::{Dtype, MomentFormat, NumericPath};
 use rloom_ops::Isa;
 
@@ -65,6 +66,8 @@ Examples:
   rloom bench
   rloom bench train decode --dtype bf16
   rloom bench decode --shape path/to/model --threads 1 --json
+  rloom bench decode --shape M --quantize int8
+  rloom bench grpo --shape path/to/model --dtype bf16 --lora 16 --grpo-batch 4x8x64x128
   rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
@@ -92,12 +95,71 @@ pub(crate) struct Bench {
     /// Format of the optimizer's moments.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "f32")]
     pub(crate) moments: Moments,
+    /// Format of the weights that `decode` reads [default: that of the products].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) quantize: Option<Quantize>,
+    /// Batch of `grpo`: prompts, samples of each, tokens of a prompt and of a completion.
+    #[arg(long, value_name = "PxSxNxN", value_parser = grpo_batch)]
+    pub(crate) grpo_batch: Option<GrpoSize>,
+    /// Activations that `grpo` recomputes instead of keeping them.
+    #[arg(long, value_enum, value_name = "WHICH", default_value = "none")]
+    pub(crate) activation_checkpointing: Recomputed,
     /// Number of compute threads; 0 for one per core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: u16,
     /// Measurements per workload after warm-up; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
+}
+
+/// Format of the weights that completions are sampled from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    Int8,
+}
+
+impl From<Quantize> for RolloutQuantization {
+    fn from(format: Quantize) -> Self {
+        match format {
+            Quantize::Int8 => Self::Int8,
+        }
+    }
+}
+
+/// Activations that are recomputed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Recomputed {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    None,
+    Attention,
+    Block,
+}
+
+impl From<Recomputed> for ActivationCheckpointing {
+    fn from(which: Recomputed) -> Self {
+        match which {
+            Recomputed::None => Self::None,
+            Recomputed::Attention => Self::Attention,
+            Recomputed::Block => Self::Block,
+        }
+    }
+}
+
+/// Prompts, samples of each, tokens of a prompt and of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GrpoSize(pub(crate) [usize; 4]);
+
+/// Four numbers, such as `4x8x64x128`.
+fn grpo_batch(text: &str) -> Result<GrpoSize, String> {
+    let numbers: Option<Vec<usize>> = text.split('x').map(|number| number.parse().ok()).collect();
+    let batch: Option<[usize; 4]> = numbers.and_then(|numbers| numbers.try_into().ok());
+    batch
+        .filter(|batch| batch.iter().all(|number| (1..=65536).contains(number)) && batch[1] > 1)
+        .map(GrpoSize)
+        .ok_or_else(|| {
+            "four numbers from 1 to 65536 such as 4x8x64x128, with at least two samples".to_owned()
+        })
 }
 
 /// Format of an optimizer's moments.

@@ -12,6 +12,7 @@ mod train;
 mod view;
 
 use rloom_core::{Purpose, RandomKey};
+use rloom_engine::{ActivationCheckpointing, RolloutQuantization};
 use rloom_model::{LoraConfig, LoraTarget, Model, OptimizerSettings};
 use rloom_ops::{Ctx, Isa, ceiling};
 
@@ -31,6 +32,10 @@ struct Bench<'a> {
     lora: Option<usize>,
     /// Settings of the optimizer.
     optimizer: OptimizerSettings,
+    /// Format of the weights that are decoded from, if it is not that of the products.
+    quantize: Option<RolloutQuantization>,
+    /// Activations that are recomputed.
+    checkpointing: ActivationCheckpointing,
     rounds: usize,
     info: &'a dyn Fn(&str),
 }
@@ -55,7 +60,10 @@ impl Bench<'_> {
 
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
     let dtype = arguments.dtype.into();
-    let shape = Shape::named(&arguments.shape, dtype)?;
+    let mut shape = Shape::named(&arguments.shape, dtype)?;
+    if let Some(size) = arguments.grpo_batch {
+        shape.set_grpo(size)?;
+    }
     let workloads = workloads(&arguments.workloads);
     check_memory(&shape, &workloads, arguments.lora.is_some())?;
     let cores = machine::cores();
@@ -68,7 +76,16 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     let info = |text: &str| output.info(text);
     let lora = arguments.lora.map(usize::from);
     let optimizer = OptimizerSettings { moments: arguments.moments.into(), ..OptimizerSettings::default() };
-    let bench = Bench { ctx, shape, lora, optimizer, rounds: usize::from(arguments.rounds), info: &info };
+    let bench = Bench {
+        ctx,
+        shape,
+        lora,
+        optimizer,
+        quantize: arguments.quantize.map(RolloutQuantization::from),
+        checkpointing: arguments.activation_checkpointing.into(),
+        rounds: usize::from(arguments.rounds),
+        info: &info,
+    };
     let report = bench.measure(&workloads)?;
     if output.json {
         return output.json(&report);

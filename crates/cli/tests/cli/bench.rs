@@ -103,3 +103,23 @@ fn text_report_names_the_limit_of_a_workload() {
     }
     assert!(!result.stdout.contains("train:") && !result.stdout.contains('\x1b'), "{}", result.stdout);
 }
+
+#[test]
+fn batches_and_formats_can_be_chosen() {
+    let sandbox = sandbox();
+    let run = |more: &[&str]| {
+        let common = ["--shape", "tiny", "--rounds", "1", "--threads", "1"];
+        sandbox.run(&[&["bench"], more, &common].concat())
+    };
+    let decode = run(&["decode", "--quantize", "int8"]);
+    assert!(decode.stdout.contains("12 new tokens each, greedy, weights in int8"), "{}", decode.text());
+    let grpo =
+        run(&["grpo", "--grpo-batch", "2x3x5x4", "--activation-checkpointing", "block", "--lora", "2"]);
+    assert!(grpo.stdout.contains("2 prompts of 5, 3 samples each of 4 tokens"), "{}", grpo.text());
+    for (batch, error) in
+        [("2x3x5", "four numbers"), ("2x1x5x4", "at least two samples"), ("2x3x5x999", "exceed the context")]
+    {
+        let refused = run(&["grpo", "--grpo-batch", batch]);
+        assert!(refused.code == Some(2) && refused.stderr.contains(error), "{batch}: {}", refused.text());
+    }
+}

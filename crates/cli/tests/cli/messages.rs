@@ -156,6 +156,7 @@ fn doctor_reports_no_failure() {
             "hub token",
             "hub cache",
             "exactness",
+            "int8",
             "portability"
         ]
     );

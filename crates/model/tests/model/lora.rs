@@ -15,10 +15,11 @@ use crate::reference::{
 };
 
 /// Adapters that PEFT has saved: of the layers, and of the language head, which is tied to the embedding in the last one.
-const ADAPTERS: [&str; 5] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-llama-head", "tiny-qwen2-head"];
+pub(crate) const ADAPTERS: [&str; 5] =
+    ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-llama-head", "tiny-qwen2-head"];
 
 /// The adapter that PEFT has saved under a name.
-fn stored(name: &str) -> PathBuf {
+pub(crate) fn stored(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora").join(name)
 }
 

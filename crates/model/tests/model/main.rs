@@ -11,6 +11,7 @@ mod finite_differences;
 mod golden;
 mod lora;
 mod optimizer;
+mod quantized;
 mod reference;
 mod rewards;
 mod shared;

@@ -188,6 +188,7 @@ impl RolloutEngine for Scripted {
             attachments: false,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

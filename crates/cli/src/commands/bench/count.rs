@@ -92,11 +92,11 @@ impl Operations {
     }
 }
 
-/// Bytes that decoding must read: all weights once per step (the first step processes all prompts), and the keys and
-/// values of each sequence once per token after the first.
-pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch) -> u64 {
+/// Bytes that decoding must read: all weights of `weight_bytes` once per step (the first step processes all prompts), and
+/// the keys and values of each sequence once per token after the first.
+pub(super) fn decode_bytes(config: &ModelConfig, batch: DecodeBatch, weight_bytes: usize) -> u64 {
     let DecodeBatch { sequences, prompt, new } = batch;
-    let weights = (layer_weights(config) + head_weights(config)) * config.dtype.bytes() as u64;
+    let weights = (layer_weights(config) + head_weights(config)) * weight_bytes as u64;
     let seen = |window: &Option<usize>| pairs(prompt + new - 1, *window) - pairs(prompt, *window);
     let seen: usize = config.windows.iter().map(seen).sum();
     let layer_bytes = config.kv_bytes_per_token() / config.layers as u64;
@@ -170,10 +170,12 @@ mod tests {
         assert_eq!(count.attention, 4 * 256 * 64 * (4 * (79 * 80 / 2) - 15 * 16 / 2));
         // Steps attend to 17, 18 … 79 tokens; the keys and values of one take 2·4·4·32 floats.
         let seen: u64 = (17..=79).sum();
-        let bytes = decode_bytes(&s.config, s.decode);
+        let bytes = decode_bytes(&s.config, s.decode, 4);
         assert_eq!(bytes, 64 * 4 * (4 * 737_280 + 131_072) + 64 * seen * 4096);
         let bf16 = Shape::named("S", Dtype::Bf16).unwrap();
-        assert_eq!(decode_bytes(&bf16.config, bf16.decode) * 2, bytes);
+        assert_eq!(decode_bytes(&bf16.config, bf16.decode, 2) * 2, bytes);
+        let weights = 64 * (4 * 737_280 + 131_072);
+        assert_eq!(decode_bytes(&s.config, s.decode, 1), bytes - 3 * weights);
     }
 
     /// With windows of 10 tokens in two of four layers, by hand.
@@ -191,7 +193,7 @@ mod tests {
         let both = 2 * (79 * 80 / 2 + of_window(79)) - of_window(15);
         assert_eq!(decode.attention, 4 * 256 * 64 * both as u64);
         let seen: u64 = (17..=79).sum();
-        let bytes = decode_bytes(&s.config, s.decode) - decode_bytes(&config, s.decode);
+        let bytes = decode_bytes(&s.config, s.decode, 4) - decode_bytes(&config, s.decode, 4);
         assert_eq!(bytes, 64 * (seen - 63 * 10) * 2048);
         let grpo = Operations::grpo(&config, GrpoBatch { samples: 1, ..s.grpo });
         let rollout = Operations::decode(&config, DecodeBatch { sequences: 16, prompt: 16, new: 64 });
