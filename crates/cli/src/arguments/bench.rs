@@ -1,7 +1,7 @@
 //! Arguments of `rloom bench`, and formats of numbers.
 
 use clap::{Args, ValueEnum};
-use rloom_model::{Dtype, MomentFormat, NumericPath};
+use rloom_model::{ActivationCheckpointing, Dtype, MomentFormat, NumericPath};
 use rloom_ops::Isa;
 
 /// Workload of `bench`.
@@ -32,6 +32,17 @@ fn numeric_path(name: &str) -> Result<NumericPath, String> {
         .into_iter()
         .find(|path| path.name() == name)
         .ok_or_else(|| "the orders are widened, dot_pairs and tiles".to_owned())
+}
+
+/// Sequences of a training step and the tokens of each.
+fn batch(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('x').and_then(|(sequences, tokens)| {
+        let count = |text: &str| text.trim().parse().ok().filter(|count: &u32| *count > 0);
+        Some((count(sequences)? as usize, count(tokens)? as usize))
+    });
+    numbers
+        .filter(|&(_, tokens)| tokens > 1)
+        .ok_or_else(|| "write the number of sequences and their tokens, at least 2, as in 1x32768".to_owned())
 }
 
 /// Format of matrix products.
@@ -66,6 +77,7 @@ Examples:
   rloom bench train decode --dtype bf16
   rloom bench decode --shape path/to/model --threads 1 --json
   rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
+  rloom bench train --batch 1x32768 --activation-checkpointing block
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
 for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
@@ -92,12 +104,37 @@ pub(crate) struct Bench {
     /// Format of the optimizer's moments.
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "f32")]
     pub(crate) moments: Moments,
+    /// Sequences of the training step and tokens of each, as in 1x32768 [default: those of the shape].
+    #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch)]
+    pub(crate) batch: Option<(usize, usize)>,
+    /// Activations that the training step recomputes instead of keeping them.
+    #[arg(long, value_enum, value_name = "SETTING", default_value = "none")]
+    pub(crate) activation_checkpointing: Checkpointing,
     /// Number of compute threads; 0 for one per core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: u16,
     /// Measurements per workload after warm-up; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
+}
+
+/// Activations that a training step recomputes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checkpointing {
+    // No doc comments: with help for its values, clap prints every option on two lines.
+    None,
+    Attention,
+    Block,
+}
+
+impl From<Checkpointing> for ActivationCheckpointing {
+    fn from(checkpointing: Checkpointing) -> Self {
+        match checkpointing {
+            Checkpointing::None => Self::None,
+            Checkpointing::Attention => Self::Attention,
+            Checkpointing::Block => Self::Block,
+        }
+    }
 }
 
 /// Format of an optimizer's moments.

@@ -12,7 +12,7 @@ mod train;
 mod view;
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_model::{LoraConfig, LoraTarget, Model, OptimizerSettings};
+use rloom_model::{ActivationCheckpointing, LoraConfig, LoraTarget, Model, OptimizerSettings};
 use rloom_ops::{Ctx, Isa, ceiling};
 
 use crate::arguments;
@@ -21,7 +21,7 @@ use crate::output::Output;
 use crate::progress::numbers::bytes;
 use machine::{Machine, Memory};
 use report::{Ceilings, Measurement, Report, WorkloadResult};
-use shape::Shape;
+use shape::{Shape, TrainBatch};
 
 /// Settings shared by all workloads.
 struct Bench<'a> {
@@ -31,6 +31,7 @@ struct Bench<'a> {
     lora: Option<usize>,
     /// Settings of the optimizer.
     optimizer: OptimizerSettings,
+    checkpointing: ActivationCheckpointing,
     rounds: usize,
     info: &'a dyn Fn(&str),
 }
@@ -55,7 +56,10 @@ impl Bench<'_> {
 
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
     let dtype = arguments.dtype.into();
-    let shape = Shape::named(&arguments.shape, dtype)?;
+    let mut shape = Shape::named(&arguments.shape, dtype)?;
+    if let Some((sequences, length)) = arguments.batch {
+        shape = shape.with_train_batch(TrainBatch { sequences, length });
+    }
     let workloads = workloads(&arguments.workloads);
     check_memory(&shape, &workloads, arguments.lora.is_some())?;
     let cores = machine::cores();
@@ -68,7 +72,9 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     let info = |text: &str| output.info(text);
     let lora = arguments.lora.map(usize::from);
     let optimizer = OptimizerSettings { moments: arguments.moments.into(), ..OptimizerSettings::default() };
-    let bench = Bench { ctx, shape, lora, optimizer, rounds: usize::from(arguments.rounds), info: &info };
+    let checkpointing = arguments.activation_checkpointing.into();
+    let rounds = usize::from(arguments.rounds);
+    let bench = Bench { ctx, shape, lora, optimizer, checkpointing, rounds, info: &info };
     let report = bench.measure(&workloads)?;
     if output.json {
         return output.json(&report);
