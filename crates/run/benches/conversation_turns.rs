@@ -94,7 +94,7 @@ async fn play(weights: &PublishedPolicy, conversations: u64, new: usize, reuses:
 fn main() {
     let mut arguments = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let conversations: u64 = arguments.next().unwrap_or(32);
-    let rounds: usize = arguments.next().unwrap_or(3);
+    let rounds = arguments.next().unwrap_or(3);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let weights = publish_model(PolicyId::MAIN, PolicyVersion(1), &Arc::new(model()));
     println!("{conversations} conversations of {TURNS} turns, up to {} tokens", FIRST + TURNS * ADDED);
