@@ -270,6 +270,11 @@ metrics! {
     QUEUE_READY = "queue/ready", "groups";
     /// Groups in flight when the batch was cut.
     QUEUE_RUNNING = "queue/running", "groups";
+    /// Tokens computed for rollouts since the last step, including evaluation and rejected drafts.
+    ROLLOUT_COMPUTED_TOKENS = "rollout/computed_tokens", "tokens";
+    /// Tokens of prompts and resumed completions that rollouts took from the key-value cache since the last step, instead of
+    /// computing them.
+    ROLLOUT_REUSED_TOKENS = "rollout/reused_tokens", "tokens";
     /// Draft tokens verified since the last step, including evaluation. Reported with speculative decoding.
     ROLLOUT_DRAFTED_TOKENS = "rollout/drafted_tokens", "tokens";
     /// Draft tokens accepted since the last step. Reported with speculative decoding.

@@ -28,10 +28,10 @@ pub use publish::{
 pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, PolicyRouter, RequestName,
-    RequestTime, RequestTimes, RolloutCapabilities, RolloutEngine, RolloutEngineSettings, RolloutError,
-    RolloutQuantization, RolloutSettings, RolloutStatistics, SampledToken, SamplingSettings, ServerSettings,
-    Speculation, TensorParallel, TokenSink, VersionGranularity, WaitedFor, WeightTransfer, WorkerActivity,
-    WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
+    RequestTime, RequestTimes, ReusedTokens, RolloutCapabilities, RolloutEngine, RolloutEngineSettings,
+    RolloutError, RolloutQuantization, RolloutSettings, RolloutStatistics, SampledToken, SamplingSettings,
+    ServerSettings, Speculation, TensorParallel, TokenSink, VersionGranularity, WaitedFor, WeightTransfer,
+    WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,

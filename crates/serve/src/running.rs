@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rloom_core::{Purpose, RandomKey, StopReason};
-use rloom_engine::{GenerateRequest, Generation, RolloutError, SampledToken, TokenSink};
+use rloom_engine::{GenerateRequest, Generation, ReusedTokens, RolloutError, SampledToken, TokenSink};
 use rloom_text::TextError;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -102,6 +102,8 @@ pub(crate) struct Running {
     reader: Reader,
     logprobs: bool,
     prompt_tokens: usize,
+    /// Tokens of the prompt that were not computed.
+    reused: ReusedTokens,
     /// The completion, once it has ended.
     generation: Option<Generation>,
     ended_in_reasoning: bool,
@@ -109,10 +111,13 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(sampler: Arc<dyn Sampler>, prepared: Prepared) -> Self {
-        let Prepared { request, reader, logprobs, attempts } = prepared;
+        let Prepared { mut request, reader, logprobs, attempts } = prepared;
+        let reused = ReusedTokens::default();
+        request.reused = Some(reused.clone());
         let (completion, tokens) = submit(&sampler, &request, attempts);
         Self {
             prompt_tokens: request.prompt.len(),
+            reused,
             sampler,
             request,
             completion,
@@ -227,6 +232,7 @@ impl Running {
             self.reader.finish(generation.stop, &mut update.parts).map_err(|error| failed(&error))?;
         let usage = Usage {
             prompt: self.prompt_tokens,
+            cached: self.reused.get(),
             completion: self.sampled_tokens(),
             reasoning: self.reader.reasoning_tokens(),
         };

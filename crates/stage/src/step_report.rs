@@ -49,6 +49,7 @@ impl<R: RolloutEngine + 'static, T: TrainEngine + 'static> Stage<'_, '_, R, T> {
         if samples {
             metrics.extend(self.drawn_metrics());
             metrics.extend(rollout_metrics(&times));
+            metrics.extend(computed_metrics(&statistics, &before));
         }
         if self.weights.engine().is_some_and(|engine| engine.capabilities().speculates) {
             metrics.extend(speculation_metrics(&statistics, &before));
@@ -192,6 +193,19 @@ fn rollout_metrics(times: &StepTimes) -> Metrics {
         metrics.insert(metric::ROLLOUT_TOKENS_PER_SECOND.into(), rate);
     }
     metrics
+}
+
+/// Tokens computed and reused since the last step; empty if the engine does not count them.
+fn computed_metrics(now: &RolloutStatistics, before: &RolloutStatistics) -> Metrics {
+    if now.computed_tokens == 0 {
+        return Metrics::new();
+    }
+    [
+        (metric::ROLLOUT_COMPUTED_TOKENS, now.computed_tokens, before.computed_tokens),
+        (metric::ROLLOUT_REUSED_TOKENS, now.reused_tokens, before.reused_tokens),
+    ]
+    .map(|(name, now, before)| (name.to_owned(), now.saturating_sub(before) as f64))
+    .into()
 }
 
 fn speculation_metrics(now: &RolloutStatistics, before: &RolloutStatistics) -> Metrics {

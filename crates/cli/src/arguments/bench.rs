@@ -1,7 +1,7 @@
 //! Arguments of `rloom bench`, and formats of numbers.
 
 use clap::{Args, ValueEnum};
-use rloom_engine::{ActivationCheckpointing, RolloutQuantization};
+use rloom_engine::RolloutQuantization;
 use rloom_model::{Dtype, MomentFormat, NumericPath};
 use rloom_ops::Isa;
 
@@ -33,6 +33,17 @@ fn numeric_path(name: &str) -> Result<NumericPath, String> {
         .into_iter()
         .find(|path| path.name() == name)
         .ok_or_else(|| "the orders are widened, dot_pairs and tiles".to_owned())
+}
+
+/// Sequences of a training step and the tokens of each.
+fn batch(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('x').and_then(|(sequences, tokens)| {
+        let count = |text: &str| text.trim().parse().ok().filter(|count: &u32| *count > 0);
+        Some((count(sequences)? as usize, count(tokens)? as usize))
+    });
+    numbers
+        .filter(|&(_, tokens)| tokens > 1)
+        .ok_or_else(|| "write the number of sequences and their tokens, at least 2, as in 1x32768".to_owned())
 }
 
 /// Format of matrix products.
@@ -69,6 +80,7 @@ Examples:
   rloom bench decode --shape M --quantize int8
   rloom bench grpo --shape path/to/model --dtype bf16 --lora 16 --grpo-batch 4x8x64x128
   rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
+  rloom bench train --batch 1x32768 --activation-checkpointing block
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
 for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
@@ -101,9 +113,12 @@ pub(crate) struct Bench {
     /// Batch of `grpo`: prompts, samples of each, tokens of a prompt and of a completion.
     #[arg(long, value_name = "PxSxNxN", value_parser = grpo_batch)]
     pub(crate) grpo_batch: Option<GrpoSize>,
-    /// Activations that `grpo` recomputes instead of keeping them.
+    /// Batch of `train`: sequences and tokens of each, as in 1x32768 [default: those of the shape].
+    #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch)]
+    pub(crate) batch: Option<(usize, usize)>,
+    /// Activations that `train` and `grpo` recompute instead of keeping them.
     #[arg(long, value_enum, value_name = "WHICH", default_value = "none")]
-    pub(crate) activation_checkpointing: Recomputed,
+    pub(crate) activation_checkpointing: Checkpointing,
     /// Number of compute threads; 0 for one per core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: u16,
@@ -129,19 +144,29 @@ impl From<Quantize> for RolloutQuantization {
 
 /// Activations that are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Recomputed {
+pub(crate) enum Checkpointing {
     // No doc comments: with help for its values, clap prints every option on two lines.
     None,
     Attention,
     Block,
 }
 
-impl From<Recomputed> for ActivationCheckpointing {
-    fn from(which: Recomputed) -> Self {
+impl From<Checkpointing> for rloom_model::ActivationCheckpointing {
+    fn from(which: Checkpointing) -> Self {
         match which {
-            Recomputed::None => Self::None,
-            Recomputed::Attention => Self::Attention,
-            Recomputed::Block => Self::Block,
+            Checkpointing::None => Self::None,
+            Checkpointing::Attention => Self::Attention,
+            Checkpointing::Block => Self::Block,
+        }
+    }
+}
+
+impl From<Checkpointing> for rloom_engine::ActivationCheckpointing {
+    fn from(which: Checkpointing) -> Self {
+        match which {
+            Checkpointing::None => Self::None,
+            Checkpointing::Attention => Self::Attention,
+            Checkpointing::Block => Self::Block,
         }
     }
 }

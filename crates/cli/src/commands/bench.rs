@@ -12,7 +12,7 @@ mod train;
 mod view;
 
 use rloom_core::{Purpose, RandomKey};
-use rloom_engine::{ActivationCheckpointing, RolloutQuantization};
+use rloom_engine::RolloutQuantization;
 use rloom_model::{LoraConfig, LoraTarget, Model, OptimizerSettings};
 use rloom_ops::{Ctx, Isa, ceiling};
 
@@ -22,7 +22,7 @@ use crate::output::Output;
 use crate::progress::numbers::bytes;
 use machine::{Machine, Memory};
 use report::{Ceilings, Measurement, Report, WorkloadResult};
-use shape::Shape;
+use shape::{Shape, TrainBatch};
 
 /// Settings shared by all workloads.
 struct Bench<'a> {
@@ -35,7 +35,7 @@ struct Bench<'a> {
     /// Format of the weights that are decoded from, if it is not that of the products.
     quantize: Option<RolloutQuantization>,
     /// Activations that are recomputed.
-    checkpointing: ActivationCheckpointing,
+    checkpointing: arguments::Checkpointing,
     rounds: usize,
     info: &'a dyn Fn(&str),
 }
@@ -61,6 +61,9 @@ impl Bench<'_> {
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
     let dtype = arguments.dtype.into();
     let mut shape = Shape::named(&arguments.shape, dtype)?;
+    if let Some((sequences, length)) = arguments.batch {
+        shape = shape.with_train_batch(TrainBatch { sequences, length });
+    }
     if let Some(size) = arguments.grpo_batch {
         shape.set_grpo(size)?;
     }
@@ -82,7 +85,7 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
         lora,
         optimizer,
         quantize: arguments.quantize.map(RolloutQuantization::from),
-        checkpointing: arguments.activation_checkpointing.into(),
+        checkpointing: arguments.activation_checkpointing,
         rounds: usize::from(arguments.rounds),
         info: &info,
     };

@@ -7,28 +7,25 @@
 //! Invariants:
 //!
 //! 1. Running sequences are in order of [`Rank`] (priority, then age), and a step is planned from the first on.
-//! 2. A block is written by one sequence alone. Shared blocks are full, except the last block of a group's prompt: its
-//!    writer is the sequence that computed the prompt, and the others copy it before they write.
-//! 3. When blocks run out, prompts that no running sequence uses are dropped first, then the last running sequence
-//!    in that order is preempted, then the other prompts are dropped. The first running sequence therefore always
-//!    proceeds: it fits the pool alone, which was checked on submission. No running sequence is preempted for a new one,
-//!    whatever its priority.
+//! 2. A block is written by one sequence alone. Shared blocks are full; others are copied ([`Prefix`](super::blocks::Prefix)).
+//!    All recorded blocks, and all blocks of sequences that are not `mixed`, are of the loaded weights.
+//! 3. When blocks run out, idle ones are given up first, then the last running sequence in that order is preempted. The
+//!    first running sequence therefore always proceeds: it fits the pool alone, which was checked on submission. No
+//!    running sequence is preempted for a new one, whatever its priority.
 //! 4. A draft takes no block that another running sequence may need next, and preempts nothing.
 //! 5. A preempted sequence keeps its tokens and its rank. Its keys and values are recomputed with bitwise identical
 //!    results, since no kernel's result for a row depends on the other rows of the call.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use rloom_core::StopReason;
 use rloom_model::{RowRequest, StepRow};
-use rloom_ops::{HeadOutput, HeadRequest, KV_BLOCK};
+use rloom_ops::{HeadOutput, KV_BLOCK};
 
-use self::choice::{Choice, Source};
+use self::choice::Choice;
 use crate::rollout::blocks::BlockPool;
 use crate::rollout::decoder::{DecodeError, Decoder};
-use crate::rollout::sampling::Prediction;
 use crate::rollout::sequence::{Rank, Sequence};
 use crate::rollout::speculation::Drafter;
 use rloom_engine::{Abort, DraftStatistics, PolicyLabel, RolloutError, RolloutStatistics, Speculation};
@@ -50,17 +47,6 @@ pub(crate) struct Limits {
     pub(crate) prefill_chunk: usize,
     pub(crate) blocks: usize,
     pub(crate) speculation: Speculation,
-}
-
-/// Prompt of a group, kept while requests of the group are in the lane.
-#[derive(Debug)]
-struct Prompt {
-    tokens: Arc<[u32]>,
-    /// Sequence that computes it; `None` once it is ready.
-    leader: Option<Rank>,
-    blocks: Vec<u32>,
-    /// Logits after its last token, `[vocabulary]`.
-    logits_v: Vec<f32>,
 }
 
 /// Tokens `from..to` of a running sequence to compute in this step, followed by its draft.
@@ -86,9 +72,6 @@ pub(crate) struct Batch {
     pool: BlockPool,
     waiting: BTreeMap<Rank, Sequence>,
     running: Vec<Sequence>,
-    prompts: BTreeMap<u64, Prompt>,
-    /// Sequences of each group in the lane.
-    members: BTreeMap<u64, usize>,
     /// Groups of the sequences that have left since the last [`Batch::take_departed`].
     left: Vec<Option<u64>>,
     statistics: RolloutStatistics,
@@ -112,8 +95,6 @@ impl Batch {
             pool: BlockPool::new(limits.blocks),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            prompts: BTreeMap::new(),
-            members: BTreeMap::new(),
             left: Vec::new(),
             statistics: RolloutStatistics { drafts, ..RolloutStatistics::default() },
             answers: HeadOutput::default(),
@@ -137,8 +118,9 @@ impl Batch {
         self.waiting.len()
     }
 
+    /// Blocks that sequences hold.
     pub(crate) fn used_blocks(&self) -> usize {
-        self.pool.total() - self.pool.free()
+        self.pool.total() - self.pool.available()
     }
 
     pub(crate) fn blocks(&self) -> usize {
@@ -180,9 +162,6 @@ impl Batch {
     }
 
     pub(crate) fn insert(&mut self, sequence: Sequence) {
-        if let Some(group) = sequence.group {
-            *self.members.entry(group).or_default() += 1;
-        }
         self.waiting.insert(sequence.rank, sequence);
     }
 
@@ -206,14 +185,8 @@ impl Batch {
         let vocabulary = decoder.vocabulary();
         let mut rows = Vec::with_capacity(chunks.iter().map(Chunk::rows).sum());
         let mut wanted = Vec::with_capacity(rows.capacity());
-        let mut prompt_ends = Vec::new();
         let mut next = std::mem::take(&mut self.choice.next);
-        // A sequence that shares its whole prompt has nothing to compute: it samples from the prompt's logits.
         next.clear();
-        next.extend(self.running.iter().enumerate().filter_map(|(i, sequence)| {
-            let group = sequence.group.filter(|_| sequence.cache.tokens == sequence.tokens.len())?;
-            Some((i, Source::Prompt(group)))
-        }));
         for chunk in &chunks {
             let sequence = &self.running[chunk.sequence];
             let end = chunk.to + chunk.drafted;
@@ -222,24 +195,12 @@ impl Batch {
                 position: position as u32,
                 blocks: &sequence.cache.blocks,
             }));
-            let ends_prompt = sequence.leads && chunk.to == sequence.prompt.len();
-            let ends = chunk.to == sequence.tokens.len();
-            if ends {
-                next.push((chunk.sequence, Source::Rows(wanted.len())));
-            }
-            if ends_prompt {
-                prompt_ends.push((chunk.sequence, wanted.len()));
-            }
-            if ends || ends_prompt {
+            if chunk.to == sequence.tokens.len() {
+                next.push((chunk.sequence, wanted.len()));
                 let first = rows.len() - 1 - chunk.drafted;
                 wanted.extend((0..=chunk.drafted).map(|nth| RowRequest {
                     row: (first + nth) as u32,
-                    // The rest of the group samples from the logits after its prompt.
-                    request: if ends_prompt {
-                        HeadRequest::Logits
-                    } else {
-                        sequence.request(sequence.tokens.len() + nth, vocabulary)
-                    },
+                    request: sequence.request(sequence.tokens.len() + nth, vocabulary),
                 }));
             }
         }
@@ -256,8 +217,8 @@ impl Batch {
                 drafts.drafted_tokens += chunk.drafted as u64;
             }
         }
-        for (sequence, answer) in prompt_ends {
-            self.publish_prompt(sequence, answer);
+        for chunk in &chunks {
+            self.record(chunk.sequence, chunk.to - chunk.from > 1);
         }
         self.choice.next = next;
         self.choose(decoder);
@@ -271,21 +232,6 @@ impl Batch {
         }
         self.apply(label);
         Ok(())
-    }
-
-    /// Keeps the prompt computed by a leader for the rest of its group.
-    fn publish_prompt(&mut self, leader: usize, answer: usize) {
-        let leader = &mut self.running[leader];
-        leader.leads = false;
-        let Some(prompt) = leader.group.and_then(|group| self.prompts.get_mut(&group)) else { return };
-        prompt.leader = None;
-        if let Some(Prediction::Logits(logits_v)) = Prediction::of(&self.answers, answer) {
-            prompt.logits_v = logits_v.to_vec();
-        }
-        prompt.blocks = leader.cache.blocks[..blocks_for(prompt.tokens.len())].to_vec();
-        for &block in &prompt.blocks {
-            self.pool.share(block);
-        }
     }
 
     /// Ends every sequence for which `why` returns a reason; each answers with the tokens it has.

@@ -2,8 +2,9 @@
 //!
 //! Lanes access it between steps, under one lock that is held briefly and never while a lane computes (the longest
 //! critical section copies the keys and values of sequences that move to another lane). Callers can therefore submit,
-//! inspect and time out no matter what a lane is stuck in. A request goes to the lane with the fewest outstanding
-//! requests, unless its group is in a lane already. A lane that has room and an empty queue steals the first group of the
+//! inspect and time out no matter what a lane is stuck in. A request goes to the lane of its group if that is in one, or
+//! else to the lane with the least work: few outstanding requests, and few tokens of this one to compute because earlier
+//! prompts of the lane began with the same tokens. A lane that has room and an empty queue steals the first group of the
 //! longest queue if it has less to do than that lane. If nothing is queued at all, a lane without work receives sequences
 //! from the batch of another one. None of this affects results.
 //!
@@ -18,9 +19,15 @@ use rloom_core::OnUpdate;
 use rloom_engine::{Abort, Health, PolicyLabel, RolloutError, WorkerActivity, WorkerFailure, WorkerStatus};
 use tokio::sync::oneshot;
 
+use self::prompts::RecentPrompts;
 use super::sequence::{Rank, Sequence};
 use super::status::{LaneStatus, lane_name};
 use super::weights::LoadedWeights;
+
+mod prompts;
+
+/// Tokens to compute that weigh as much as one outstanding request when a lane is chosen.
+const REQUEST_TOKENS: usize = 128;
 
 /// A command to a lane, handled between two steps.
 #[derive(Debug)]
@@ -45,17 +52,21 @@ pub(crate) struct LaneQueue {
     outstanding: usize,
     /// Requests in the lane's batch, by group.
     in_batch: BTreeMap<Option<u64>, usize>,
+    /// Prompts whose keys and values the lane may have.
+    pub(crate) prompts: RecentPrompts,
     pub(crate) status: LaneStatus,
 }
 
 impl LaneQueue {
-    fn new() -> Self {
+    /// The queue of a lane whose cache holds so many tokens.
+    fn new(cache_tokens: usize) -> Self {
         Self {
             queue: BTreeMap::new(),
             incoming: Vec::new(),
             commands: VecDeque::new(),
             outstanding: 0,
             in_batch: BTreeMap::new(),
+            prompts: RecentPrompts::new(cache_tokens),
             status: LaneStatus::new(),
         }
     }
@@ -95,7 +106,7 @@ impl Dispatcher {
     pub(crate) fn submit(&mut self, mut sequence: Sequence) {
         self.arrivals += 1;
         sequence.rank.arrival = self.arrivals;
-        let least = (0..self.lanes.len()).min_by_key(|&lane| self.lanes[lane].outstanding).unwrap_or(0);
+        let least = self.lane_with_least_work(&sequence.prompt);
         let index = match sequence.group {
             None => least,
             Some(group) => {
@@ -107,7 +118,17 @@ impl Dispatcher {
         };
         let lane = &mut self.lanes[index];
         lane.outstanding += 1;
+        lane.prompts.add(&sequence.prompt);
         lane.queue.insert(sequence.rank, sequence);
+    }
+
+    /// The lane that a request with this prompt would add the least work to, counting the work that the lane has.
+    fn lane_with_least_work(&self, prompt: &[u32]) -> usize {
+        let work = |&lane: &usize| {
+            let LaneQueue { outstanding, prompts, .. } = &self.lanes[lane];
+            outstanding * REQUEST_TOKENS + prompt.len() - prompts.common_tokens(prompt)
+        };
+        (0..self.lanes.len()).min_by_key(work).unwrap_or(0)
     }
 
     /// Records that requests in a lane's batch have been answered.
@@ -120,6 +141,7 @@ impl Dispatcher {
 
     /// Records that the batch of a failed lane is lost.
     pub(crate) fn batch_lost(&mut self, lane: usize) {
+        self.lanes[lane].prompts.clear();
         for (group, requests) in std::mem::take(&mut self.lanes[lane].in_batch) {
             self.subtract(lane, group, requests);
         }
@@ -172,6 +194,7 @@ impl Dispatcher {
         let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
         self.lanes[from].outstanding -= moved.len();
         self.lanes[lane].outstanding += moved.len();
+        moved.iter().for_each(|(_, sequence)| self.lanes[lane].prompts.add(&sequence.prompt));
         self.lanes[lane].queue.extend(moved);
         if let Some(placement) = group.and_then(|group| self.groups.get_mut(&group)) {
             placement.lane = lane;
@@ -192,6 +215,7 @@ impl Dispatcher {
     pub(crate) fn migrate(&mut self, from: usize, to: usize, sequences: Vec<Sequence>) {
         for sequence in &sequences {
             self.lanes[from].left_batch(sequence.group);
+            self.lanes[to].prompts.add(&sequence.prompt);
         }
         self.lanes[from].outstanding -= sequences.len();
         self.lanes[to].outstanding += sequences.len();
@@ -284,8 +308,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(lanes: usize) -> Self {
-        let lanes = (0..lanes).map(|_| LaneQueue::new()).collect();
+    /// The state of this number of lanes, each with a cache for so many tokens.
+    pub(crate) fn new(lanes: usize, cache_tokens: usize) -> Self {
+        let lanes = (0..lanes).map(|_| LaneQueue::new(cache_tokens)).collect();
         let dispatcher = Dispatcher { lanes, groups: BTreeMap::new(), arrivals: 0, loaded: None, end: None };
         Self { dispatcher: Mutex::new(dispatcher), wakeup: Condvar::new() }
     }
@@ -358,6 +383,54 @@ mod tests {
         shared.dispatcher().submit(Sequence::new(request, None, reply));
     }
 
+    /// Submits a request without a group; returns its lane.
+    fn submit_prompt(shared: &Shared, prompt: &[u32]) -> usize {
+        let key = RandomKey::new(0, 0, Purpose::Rollout, 0);
+        let request = GenerateRequest::new(key, prompt, SamplingSettings::default());
+        let (reply, _) = oneshot::channel();
+        let mut dispatcher = shared.dispatcher();
+        let before = outstanding(&dispatcher);
+        dispatcher.submit(Sequence::new(request, None, reply));
+        let after = outstanding(&dispatcher);
+        before.iter().zip(after).position(|(before, after)| *before != after).unwrap()
+    }
+
+    #[test]
+    fn a_request_goes_to_the_lane_with_its_prefix_unless_that_has_much_more_to_do() {
+        let shared = Shared::new(2, 100_000);
+        let conversation = |name: u32, tokens: u32| (0..tokens).map(|i| name + 2 * i).collect::<Vec<u32>>();
+        let [even, odd] = [0, 1].map(|name| submit_prompt(&shared, &conversation(name, 600)));
+        assert_eq!([even, odd], [0, 1]);
+        // The first is answered and continues: its lane has less to do and its prefix.
+        shared.dispatcher().take(0);
+        shared.dispatcher().answered(0, [None]);
+        assert_eq!(submit_prompt(&shared, &conversation(0, 700)), 0);
+        // Lane 1 has the prefix of the other, which outweighs five requests.
+        let turns: Vec<usize> =
+            (0..9).map(|turn| submit_prompt(&shared, &conversation(1, 700 + turn))).collect();
+        assert_eq!(turns[..6], [1; 6]);
+        assert_eq!(turns[6..], [0; 3], "then lane 0 computes the prefix, and has fewer requests");
+        // Prompts that have little in common with earlier ones go where there is least to do.
+        let before = outstanding(&shared.dispatcher());
+        let least = usize::from(before[1] < before[0]);
+        assert_eq!(submit_prompt(&shared, &[0, 2, 9]), least);
+    }
+
+    #[test]
+    fn other_weights_and_failures_end_the_preference() {
+        let shared = Shared::new(2, 100_000);
+        let prompt: Vec<u32> = (0..600).collect();
+        assert_eq!(submit_prompt(&shared, &[7]), 0);
+        assert_eq!(submit_prompt(&shared, &prompt), 1);
+        assert_eq!(submit_prompt(&shared, &prompt), 1);
+        shared.dispatcher().lanes[1].prompts.clear();
+        assert_eq!(submit_prompt(&shared, &prompt), 0);
+        let mut dispatcher = shared.dispatcher();
+        assert_eq!(dispatcher.lanes[0].prompts.common_tokens(&prompt), 600);
+        dispatcher.batch_lost(0);
+        assert_eq!(dispatcher.lanes[0].prompts.common_tokens(&prompt), 0);
+    }
+
     fn queues(shared: &Shared) -> Vec<Vec<Option<u64>>> {
         shared.dispatcher().lanes.iter().map(|lane| lane.queue.values().map(|s| s.group).collect()).collect()
     }
@@ -376,7 +449,7 @@ mod tests {
 
     #[test]
     fn groups_stay_together_and_lanes_get_equal_shares() {
-        let shared = Shared::new(2);
+        let shared = Shared::new(2, 1000);
         for group in [Some(1), Some(1), Some(1), None, Some(2), Some(1), Some(2), None] {
             submit(&shared, group);
         }
@@ -386,7 +459,7 @@ mod tests {
 
     #[test]
     fn an_idle_lane_steals_whole_groups_and_later_members_follow() {
-        let shared = Shared::new(2);
+        let shared = Shared::new(2, 1000);
         for group in [Some(1), None, Some(1), None, Some(2), None, Some(2), None] {
             submit(&shared, group);
         }
@@ -432,7 +505,7 @@ mod tests {
 
     #[test]
     fn queues_are_ordered_by_priority_then_arrival() {
-        let shared = Shared::new(1);
+        let shared = Shared::new(1, 1000);
         for (group, priority) in [(1, 5), (2, 3), (3, 5), (4, 0), (5, 3)] {
             submit_with(&shared, Some(group), priority);
         }
@@ -442,7 +515,7 @@ mod tests {
 
     #[test]
     fn withdrawn_requests_are_not_outstanding() {
-        let shared = Shared::new(3);
+        let shared = Shared::new(3, 1000);
         for group in [Some(1), Some(2), None, Some(2)] {
             submit(&shared, group);
         }

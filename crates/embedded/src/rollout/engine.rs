@@ -108,7 +108,7 @@ impl EmbeddedRolloutEngine {
         lane_blocks: usize,
         decoders: Vec<D>,
     ) -> Result<Self, RolloutError> {
-        let shared = Arc::new(Shared::new(decoders.len()));
+        let shared = Arc::new(Shared::new(decoders.len(), lane_blocks * KV_BLOCK));
         let mut engine = Self {
             shared: Arc::clone(&shared),
             threads: Vec::new(),

@@ -172,6 +172,9 @@ impl<D: Decoder> Lane<D> {
             self.batch.insert(sequence);
         }
         while let Some(command) = dispatcher.lanes[self.index].commands.pop_front() {
+            if matches!(command, Command::Load(..)) {
+                dispatcher.lanes[self.index].prompts.clear();
+            }
             let queued = dispatcher.lanes[self.index].queue.len();
             self.handle_command(command, queued);
         }
@@ -247,15 +250,12 @@ impl<D: Decoder> Lane<D> {
         let Some(pending) = &self.pending else { return };
         self.batch.drop_carried_caches();
         match self.update_of(pending) {
-            // A prompt computed with the old weights is not for sequences that start with the new ones.
-            OnUpdate::Finish => self.batch.drop_prompts(),
+            OnUpdate::Finish => {}
             OnUpdate::Keep => self.batch.requeue_without_tokens(),
             OnUpdate::Recompute => self.batch.requeue_all(),
-            OnUpdate::Abort => {
-                self.batch.abort_started();
-                self.batch.drop_prompts();
-            }
+            OnUpdate::Abort => self.batch.abort_started(),
         }
+        self.batch.forget_prefixes();
         if let Some(new) = &pending.weights {
             let policy = new.label.policy;
             self.batch.refuse(|s| (s.policy != policy).then(|| other_policy(s, new.label)));

@@ -10,7 +10,9 @@ use crate::rollout::sampling::Sampler;
 use crate::rollout::speculation::Lookup;
 use crate::rollout::stop::StopWatch;
 use rloom_engine::RequestName;
-use rloom_engine::{GenerateRequest, Generation, PolicyLabel, RolloutError, SampledToken, TokenSink};
+use rloom_engine::{
+    GenerateRequest, Generation, PolicyLabel, ReusedTokens, RolloutError, SampledToken, TokenSink,
+};
 
 /// Progress of a request, read by its caller for timeout messages.
 #[derive(Debug, Default)]
@@ -47,6 +49,10 @@ pub(crate) struct CachedTokens {
     pub(crate) blocks: Vec<u32>,
     /// Number of tokens in them.
     pub(crate) tokens: usize,
+    /// Number of its first blocks that are recorded under their tokens.
+    pub(crate) recorded: usize,
+    /// The keys and values are of several versions of the weights: no other sequence may use them.
+    pub(crate) mixed: bool,
     /// Keys and values of that number of first tokens, copied from another lane's cache.
     pub(crate) carried: Option<(KvCache, usize)>,
 }
@@ -62,8 +68,6 @@ pub(crate) struct Sequence {
     /// Prompt, the request's prefix, and the tokens sampled since.
     pub(crate) tokens: Vec<u32>,
     pub(crate) cache: CachedTokens,
-    /// Computes its group's prompt, which the others wait for.
-    pub(crate) leads: bool,
     /// A lane has begun to compute it.
     pub(crate) started: bool,
     pub(crate) sampler: Sampler,
@@ -80,6 +84,7 @@ pub(crate) struct Sequence {
     versions: Vec<VersionSpan>,
     temperature: f32,
     sink: Option<TokenSink>,
+    reused: Option<ReusedTokens>,
     reply: oneshot::Sender<Result<Generation, RolloutError>>,
 }
 
@@ -92,7 +97,17 @@ impl Sequence {
     ) -> Self {
         // The engine refuses attachments, has a use for groups but not for sessions, and enforces the timeout.
         let GenerateRequest {
-            policy, key, prompt, prefix, sampling, stop_tokens, group, priority, sink, ..
+            policy,
+            key,
+            prompt,
+            prefix,
+            sampling,
+            stop_tokens,
+            group,
+            priority,
+            sink,
+            reused,
+            ..
         } = request;
         let given = prompt.len() + prefix.len();
         let max_tokens = prompt.len() + sampling.max_new_tokens;
@@ -106,7 +121,6 @@ impl Sequence {
             group,
             tokens,
             cache: CachedTokens::default(),
-            leads: false,
             started: false,
             sampler: Sampler::new(&sampling),
             progress: Arc::new(Progress::default()),
@@ -121,9 +135,21 @@ impl Sequence {
             versions: Vec::new(),
             temperature: sampling.reported_temperature(),
             sink,
+            reused,
             reply,
             prompt,
         }
+    }
+
+    /// Notes that a lane starts to compute it, for the first time or again.
+    pub(crate) fn start(&mut self, lane: usize) {
+        if let Some(reused) = &self.reused
+            && !self.started
+        {
+            reused.set(self.cache.tokens.min(self.prompt.len()));
+        }
+        self.started = true;
+        self.progress.start(lane);
     }
 
     /// True if the caller has dropped the request.

@@ -22,7 +22,7 @@ pub use settings::{
 pub use status::{
     DraftStatistics, RequestTime, RequestTimes, RolloutStatistics, WorkerActivity, WorkerStatus,
 };
-pub use stream::{SampledToken, TokenSink};
+pub use stream::{ReusedTokens, SampledToken, TokenSink};
 
 /// Submits all requests at once and returns the completions in order. The first error cancels the others.
 pub async fn generate_all<E: RolloutEngine>(

@@ -4,7 +4,7 @@ use std::time::Duration;
 use rloom_core::{Attachment, PolicyId, RandomKey, StopReason, VersionSpan};
 use serde::{Deserialize, Serialize};
 
-use super::{SamplingSettings, TokenSink};
+use super::{ReusedTokens, SamplingSettings, TokenSink};
 
 /// Request for one completion.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,8 +26,8 @@ pub struct GenerateRequest {
     pub sampling: SamplingSettings,
     /// Tokens that end the completion; the one that does is its last token.
     pub stop_tokens: Arc<[u32]>,
-    /// Group of requests with the same prompt, which is computed once and shared while any of them is in flight. Only a
-    /// hint: results are the same without it.
+    /// Group of requests with the same prompt. An engine may keep them with the worker that computes it. Only a hint:
+    /// results are the same without it.
     pub group: Option<u64>,
     /// Session of requests that extend each other's sequences, such as the turns of one episode. An engine may route
     /// them to the worker that holds their keys and values. Only a hint: results are the same without it.
@@ -40,6 +40,8 @@ pub struct GenerateRequest {
     /// Receives the sampled tokens, those of the prefix excluded, while the completion is in flight. An engine may send any
     /// number of the completion's first tokens; the [`Generation`] has all of them.
     pub sink: Option<TokenSink>,
+    /// Receives the number of prompt tokens that were not computed.
+    pub reused: Option<ReusedTokens>,
 }
 
 impl GenerateRequest {
@@ -58,6 +60,7 @@ impl GenerateRequest {
             priority: 0,
             timeout: None,
             sink: None,
+            reused: None,
         }
     }
 }

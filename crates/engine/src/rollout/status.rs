@@ -86,8 +86,8 @@ pub struct RolloutStatistics {
     pub steps: u64,
     /// Tokens whose keys and values were computed, recomputed ones and drafts included.
     pub computed_tokens: u64,
-    /// Prompt tokens whose keys and values were taken from another sequence.
-    pub shared_tokens: u64,
+    /// Tokens whose keys and values were in the cache already when their sequence started.
+    pub reused_tokens: u64,
     /// Tokens sampled.
     pub sampled_tokens: u64,
     /// Sequences preempted because blocks ran out.
@@ -121,7 +121,7 @@ impl Add for RolloutStatistics {
         Self {
             steps: self.steps + other.steps,
             computed_tokens: self.computed_tokens + other.computed_tokens,
-            shared_tokens: self.shared_tokens + other.shared_tokens,
+            reused_tokens: self.reused_tokens + other.reused_tokens,
             sampled_tokens: self.sampled_tokens + other.sampled_tokens,
             preempted: self.preempted + other.preempted,
             migrated: self.migrated + other.migrated,

@@ -1,5 +1,8 @@
 //! Tokens of a completion while it is sampled.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// A token that an engine has sampled.
@@ -32,5 +35,28 @@ impl TokenSink {
 impl PartialEq for TokenSink {
     fn eq(&self, other: &Self) -> bool {
         self.0.same_channel(&other.0)
+    }
+}
+
+/// Receives the number of a request's prompt tokens that were not computed, because the engine had their keys and values.
+/// Two are equal if they are clones of one.
+#[derive(Debug, Clone, Default)]
+pub struct ReusedTokens(Arc<AtomicUsize>);
+
+impl ReusedTokens {
+    /// Sets the number, when the request starts.
+    pub fn set(&self, tokens: usize) {
+        self.0.store(tokens, Ordering::Relaxed);
+    }
+
+    /// The number; 0 before the request starts, and if the engine does not tell.
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl PartialEq for ReusedTokens {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }

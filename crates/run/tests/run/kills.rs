@@ -286,7 +286,7 @@ fn check_events(kind: &Kind, config: &Config) {
             }
             _ => continue,
         };
-        let mut timed = vec!["time/", "tokens_per_second/", "overlap", "queue/"];
+        let mut timed = vec!["time/", "tokens_per_second/", "overlap", "queue/", "rollout/"];
         if kind.max_staleness > 0 {
             // Counts groups that complete during training: other ones when a batch is trained again.
             timed.push("num_tokens");

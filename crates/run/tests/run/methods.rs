@@ -117,7 +117,8 @@ fn check_stopped_in(stage: &'static str, method: Method, more: &[&str]) -> Vec<B
     assert_eq!(steps.len(), 2, "{method}");
     for (a, b) in again.iter().zip(&steps) {
         let lasting = |m: &BTreeMap<String, f64>| {
-            let timed = |name: &str| name.starts_with("time/") || name.starts_with("tokens_per_second/");
+            let prefixes = ["time/", "tokens_per_second/", "rollout/"];
+            let timed = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
             m.iter().filter(|(name, _)| !timed(name)).map(|(n, v)| (n.clone(), *v)).collect::<Vec<_>>()
         };
         assert_eq!(lasting(a), lasting(b), "{method}: other metrics after a resume");

@@ -48,6 +48,8 @@ pub(crate) struct ScoredToken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
+    /// Those of the prompt that the engine did not compute, because it had their keys and values.
+    pub(crate) cached: usize,
     pub(crate) completion: usize,
     /// Those of the completion that are reasoning.
     pub(crate) reasoning: usize,
@@ -56,7 +58,9 @@ pub(crate) struct Usage {
 impl Usage {
     /// The tokens of several replies to one prompt.
     pub(crate) fn of(replies: &[Reply]) -> Self {
-        let mut sum = Self::default();
+        // Later replies may find the prompt that the first one has computed.
+        let cached = replies.iter().map(|reply| reply.usage.cached).min().unwrap_or(0);
+        let mut sum = Self { cached, ..Self::default() };
         for Reply { usage, .. } in replies {
             sum.prompt = usage.prompt;
             sum.completion += usage.completion;

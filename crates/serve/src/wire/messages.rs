@@ -8,7 +8,7 @@ use crate::ask::{Ask, Input, Overrides, stop_strings};
 use crate::conversation::{self, Conversation, EarlierCall, declaration, text_of};
 use crate::fields::Fields;
 use crate::problem::{Problem, Vendor, shortened};
-use crate::reply::{Call, Finish, Part, Reply, Update};
+use crate::reply::{Call, Finish, Part, Reply, Update, Usage};
 
 /// Kind of the block that a stream is sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Wire for Messages {
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": {"input_tokens": reply.usage.prompt, "output_tokens": reply.usage.completion},
+            "usage": counts(reply.usage),
         })
     }
 
@@ -141,7 +141,7 @@ impl Wire for Messages {
         frames.event(&json!({
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": {"input_tokens": reply.usage.prompt, "output_tokens": reply.usage.completion},
+            "usage": counts(reply.usage),
         }));
         frames.event(&json!({"type": "message_stop"}));
     }
@@ -158,6 +158,16 @@ pub(crate) fn read_count(body: &[u8]) -> Result<Ask, Problem> {
     fields.finish()?;
     let sampling = Overrides { max_field: "max_tokens", ..Overrides::default() };
     Ok(Ask { input, input_field: "messages", sampling, stream: false, logprobs: false, choices: 1 })
+}
+
+/// Tokens of an answer. The API counts cached tokens of the prompt apart from the others.
+fn counts(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion,
+    })
 }
 
 /// Arguments of a call as the object that the API requires; other values are the argument `value`.

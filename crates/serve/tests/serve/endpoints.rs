@@ -70,6 +70,13 @@ fn completions() {
     insta::assert_snapshot!("completions_stream", lines(&streamed.body));
     // As in OpenAI's API.
     let default = post(server.address, "/v1/completions", &json!({"prompt": "Once"})).json();
+    let (prompt, cached) =
+        (&default["usage"]["prompt_tokens"], &default["usage"]["prompt_tokens_details"]["cached_tokens"]);
+    assert_eq!(
+        cached.as_u64().unwrap() + 1,
+        prompt.as_u64().unwrap(),
+        "all but the last token were computed before"
+    );
     assert!(default["usage"]["completion_tokens"].as_u64().unwrap() <= 16, "{default}");
     let record = server.engine.record.lock().unwrap();
     assert_eq!(record[0].0, server.tokenizer.encode("Once", true).unwrap());

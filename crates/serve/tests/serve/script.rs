@@ -109,11 +109,22 @@ impl Scripted {
         unreachable!("the last token ends a completion");
     }
 
+    /// Tokens that the prompt has in common with that of a completed request, but for its last one.
+    fn reused(&self, prompt: &[u32]) -> usize {
+        let in_common = |(earlier, _): &(Vec<u32>, Vec<u32>)| {
+            earlier.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1)
+        };
+        self.record.lock().unwrap().iter().map(in_common).max().unwrap_or(0)
+    }
+
     async fn run(&self, request: GenerateRequest) -> Result<Generation, RolloutError> {
         self.live.fetch_add(1, Ordering::SeqCst);
         self.keys.lock().unwrap().push(request.key);
         self.groups.lock().unwrap().push(request.group);
         let mut live = Live(self, false);
+        if let Some(reused) = &request.reused {
+            reused.set(self.reused(&request.prompt));
+        }
         let (whole, stop) = self.completion(&request);
         assert!(whole.starts_with(&request.prefix), "a prefix is part of the completion");
         let tokens = whole[request.prefix.len()..].to_vec();

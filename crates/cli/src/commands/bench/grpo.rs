@@ -59,7 +59,8 @@ fn step(bench: &Bench<'_>) -> Result<Step<impl RolloutEngine + use<>, impl Train
     let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
     let rollout =
         assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
-    let trainer = assembly::train_engine(ctx, bench.model(), bench.optimizer.clone(), bench.checkpointing);
+    let trainer =
+        assembly::train_engine(ctx, bench.model(), bench.optimizer.clone(), bench.checkpointing.into());
     let prompts = (0..batch.prompts as u64)
         .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
         .collect();

@@ -78,6 +78,12 @@ impl Shape {
         Ok(())
     }
 
+    /// This shape with another batch of the workload `train`, and positions for it.
+    pub(super) fn with_train_batch(mut self, train: TrainBatch) -> Self {
+        self.config.max_positions = self.config.max_positions.max(train.length);
+        Self { train, ..self }
+    }
+
     fn of(name: &str, config: ModelConfig) -> Self {
         let large = config.parameter_count() * size_of::<f32>() as u64 > LARGE_MODEL_BYTES;
         let (train, decode, grpo) =

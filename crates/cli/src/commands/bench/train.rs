@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
-use rloom_model::{ActivationCheckpointing, Gradients, Optimizer, PackedTokens, ScoreGrads, ScoreRows};
+use rloom_model::{Gradients, Optimizer, PackedTokens, ScoreGrads, ScoreRows};
 
 use super::count::Operations;
 use super::measure::{PhaseTimer, rounds};
@@ -37,7 +37,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let measured = rounds(bench.rounds, &|text| bench.progress("train", text), || {
         let mut timer = PhaseTimer::start();
         let forward =
-            model.forward(ctx, &batch, &rows, ActivationCheckpointing::None).map_err(Failure::failed)?;
+            model.forward(ctx, &batch, &rows, bench.checkpointing.into()).map_err(Failure::failed)?;
         timer.lap("forward");
         let s = forward.scores();
         let scores =

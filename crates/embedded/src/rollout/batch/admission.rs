@@ -2,31 +2,20 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use super::{Batch, Chunk, Prompt, blocks_for};
+use rloom_ops::KV_BLOCK;
+
+use super::{Batch, Chunk, blocks_for};
+use crate::rollout::blocks::{BlockPool, Prefix, common_tokens};
 use crate::rollout::decoder::Decoder;
 use crate::rollout::sequence::{Rank, Sequence};
 use rloom_engine::{InvalidReason, PolicyLabel, RequestName, RolloutError};
 
-/// Relation of a sequence to its group's prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Share {
-    /// Shares nothing.
-    Alone,
-    /// Computes the prompt for the group.
-    Lead(u64),
-    /// Waits for another sequence that computes the prompt.
-    Wait,
-    /// Uses the computed prompt.
-    Follow(u64),
-}
-
 impl Batch {
     /// Starts waiting sequences in order of rank, as far as places and blocks suffice.
     ///
-    /// A new sequence leaves one free block for every running sequence, itself included: otherwise the next few tokens
-    /// would preempt it, and its prefill would be wasted.
+    /// A new sequence leaves one block for every running sequence, itself included: otherwise the next few tokens would
+    /// preempt it, and its prefill would be wasted.
     pub(super) fn admit(&mut self, decoder: &mut impl Decoder, only_started: bool) {
         let places = self.limits.max_batch.saturating_sub(self.running.len());
         if places == 0 || self.waiting.is_empty() {
@@ -39,18 +28,20 @@ impl Batch {
             if admitted == places {
                 break;
             }
+            let Some(sequence) = self.waiting.get(&rank) else { continue };
+            // Later sequences do not have to wait with it.
+            if self.is_being_computed(sequence) {
+                continue;
+            }
+            let prefix = self.prefix_of(sequence);
             let Some(sequence) = self.waiting.remove(&rank) else { continue };
-            match self.make_room(&sequence) {
-                // Sequences of other groups do not have to wait with it.
-                Some(Share::Wait) => {
-                    self.waiting.insert(rank, sequence);
-                }
-                Some(share) => {
-                    self.start(sequence, share, decoder);
+            match prefix {
+                Some(prefix) => {
+                    self.start(sequence, prefix, decoder);
                     admitted += 1;
                 }
                 None if self.running.is_empty() => {
-                    // All blocks are free and do not suffice: the check on submission is wrong.
+                    // No block is held and all do not suffice: the check on submission is wrong.
                     let error = self.never_fits(&sequence);
                     self.detach(sequence).fail(error);
                 }
@@ -62,71 +53,58 @@ impl Batch {
         }
     }
 
-    /// Relation in which the sequence can start now; `None` if blocks do not suffice. If nothing is running, prompts are
-    /// dropped until they do.
-    fn make_room(&mut self, sequence: &Sequence) -> Option<Share> {
-        loop {
-            let share = self.share_of(sequence);
-            let shared = match share {
-                Share::Wait => return Some(share),
-                Share::Follow(_) => sequence.prompt.len() / rloom_ops::KV_BLOCK,
-                Share::Alone | Share::Lead(_) => 0,
-            };
-            let needed = blocks_for(sequence.tokens.len()) - shared;
-            let headroom = if self.running.is_empty() { 0 } else { self.running.len() + 1 };
-            if self.pool.free() >= needed + headroom {
-                return Some(share);
-            }
-            if !(self.running.is_empty() && self.drop_a_prompt(true)) {
-                return None;
-            }
-        }
-    }
-
-    fn share_of(&self, sequence: &Sequence) -> Share {
+    /// True if an earlier running sequence is computing at least half of the tokens that this one would compute, and more
+    /// than one: once they are computed, they are found.
+    fn is_being_computed(&self, sequence: &Sequence) -> bool {
         if sequence.cache.carried.is_some() {
-            return Share::Alone;
+            return false;
         }
-        let Some(group) = sequence.group else { return Share::Alone };
-        match self.prompts.get(&group) {
-            None => Share::Lead(group),
-            // Requests of a group should have equal prompts; one that differs shares nothing and is still correct.
-            Some(prompt) if prompt.tokens != sequence.prompt => Share::Alone,
-            Some(prompt) if prompt.leader.is_some() => Share::Wait,
-            Some(_) => Share::Follow(group),
-        }
+        let in_prefill =
+            |other: &&Sequence| other.tokens.len() > other.cache.tokens + 1 && !other.cache.mixed;
+        let earlier = self.running.iter().take_while(|other| other.rank < sequence.rank);
+        earlier.filter(in_prefill).any(|other| {
+            let reusable = &sequence.tokens[..sequence.tokens.len() - 1];
+            let coming = common_tokens(reusable, &other.tokens).saturating_sub(other.cache.tokens);
+            coming > 1 && 2 * coming >= sequence.tokens.len() - other.cache.tokens
+        })
     }
 
-    /// Starts a sequence, with blocks for all of its tokens.
-    fn start(&mut self, mut sequence: Sequence, share: Share, decoder: &mut impl Decoder) {
-        debug_assert!(sequence.cache.blocks.is_empty() && sequence.cache.tokens == 0);
-        match share {
-            Share::Lead(group) => {
-                sequence.leads = true;
-                let tokens = Arc::clone(&sequence.prompt);
-                let leader = Some(sequence.rank);
-                self.prompts
-                    .insert(group, Prompt { tokens, leader, blocks: Vec::new(), logits_v: Vec::new() });
-            }
-            Share::Follow(group) => {
-                if let Some(prompt) = self.prompts.get(&group) {
-                    let full = prompt.tokens.len() / rloom_ops::KV_BLOCK;
-                    for &block in &prompt.blocks[..full] {
-                        self.pool.share(block);
-                        sequence.cache.blocks.push(block);
-                    }
-                    if let Some(&partial) = prompt.blocks.get(full)
-                        && let Some(own) = self.pool.take()
-                    {
-                        decoder.copy_block(partial, own);
-                        sequence.cache.blocks.push(own);
-                    }
-                    sequence.cache.tokens = prompt.tokens.len();
-                    self.statistics.shared_tokens += sequence.cache.tokens as u64;
-                }
-            }
-            Share::Alone | Share::Wait => {}
+    /// Tokens of the sequence that are in the cache, if the other blocks that it needs are available.
+    fn prefix_of(&self, sequence: &Sequence) -> Option<Prefix> {
+        let mut prefix = match sequence.cache.carried {
+            // The last token is computed in any case, to sample the next one.
+            None => self.pool.find(&sequence.tokens[..sequence.tokens.len() - 1]),
+            Some(_) => Prefix::default(),
+        };
+        let headroom = if self.running.is_empty() { 0 } else { self.running.len() + 1 };
+        let needed = blocks_for(sequence.tokens.len()) - prefix.blocks.len() + headroom;
+        let available = self.pool.available_beside(&prefix);
+        if available < needed {
+            return None;
         }
+        // A block is held while it is copied.
+        prefix.partial = prefix.partial.filter(|&(block, _)| !self.pool.is_idle(block) || available > needed);
+        Some(prefix)
+    }
+
+    /// Starts a sequence with blocks for all of its tokens, of which the cache has a prefix.
+    fn start(&mut self, mut sequence: Sequence, prefix: Prefix, decoder: &mut impl Decoder) {
+        debug_assert!(sequence.cache.blocks.is_empty() && sequence.cache.tokens == 0);
+        sequence.cache.tokens = prefix.tokens();
+        sequence.cache.recorded = prefix.blocks.len();
+        sequence.cache.blocks = prefix.blocks;
+        for &block in &sequence.cache.blocks {
+            self.pool.share(block);
+        }
+        if let Some((block, _)) = prefix.partial {
+            self.pool.share(block);
+            if let Some(own) = self.pool.take() {
+                decoder.copy_block(block, own);
+                sequence.cache.blocks.push(own);
+            }
+            self.pool.release(block);
+        }
+        self.statistics.reused_tokens += sequence.cache.tokens as u64;
         while sequence.cache.blocks.len() < blocks_for(sequence.tokens.len()) {
             let Some(block) = self.pool.take() else { break };
             sequence.cache.blocks.push(block);
@@ -135,10 +113,17 @@ impl Batch {
             decoder.copy_in(&carried, &sequence.cache.blocks[..blocks_for(tokens)]);
             sequence.cache.tokens = tokens;
         }
-        sequence.started = true;
-        sequence.progress.start(self.lane);
+        sequence.start(self.lane);
         let place = self.running.partition_point(|other| other.rank < sequence.rank);
         self.running.insert(place, sequence);
+    }
+
+    /// Records the computed tokens of a running sequence, so that other sequences find them; with `partial`, also those of
+    /// its last block.
+    pub(super) fn record(&mut self, running: usize, partial: bool) {
+        if let Some(sequence) = self.running.get_mut(running) {
+            record(&mut self.pool, sequence, partial);
+        }
     }
 
     /// Plans the tokens of this step in order of rank. Sequences that decode get the block that they need, by preemption
@@ -154,10 +139,6 @@ impl Batch {
             let mut to = from + missing;
             if missing > 1 {
                 to = from + missing.min(budget);
-                // A leader stops at the prompt's end, since the whole group needs the logits there.
-                if self.running[i].leads {
-                    to = to.min(self.running[i].prompt.len());
-                }
                 budget -= to - from;
             }
             while self.running.get(i).is_some_and(|s| s.rank == rank && s.cache.blocks.len() < blocks_for(to))
@@ -183,7 +164,7 @@ impl Batch {
         let Some(drafter) = &mut self.drafter else { return };
         for chunk in &*chunks {
             let sequence = &mut self.running[chunk.sequence];
-            if chunk.to - chunk.from == 1 && chunk.to == sequence.tokens.len() && !sequence.leads {
+            if chunk.to - chunk.from == 1 && chunk.to == sequence.tokens.len() {
                 sequence.look_up();
             } else {
                 sequence.lookup.clear();
@@ -207,52 +188,27 @@ impl Batch {
         }
     }
 
-    /// Frees at least one block, unless a single sequence holds all of them, which then fails.
+    /// Preempts the last running sequence, whose blocks are then available. A single one that holds all blocks fails.
     fn preempt(&mut self) {
-        if self.drop_a_prompt(false) {
-            return;
-        }
         match self.running.pop() {
             Some(sequence) if !self.running.is_empty() => {
                 self.statistics.preempted += 1;
                 self.requeue(sequence);
             }
-            Some(sequence) if self.prompts.is_empty() => {
+            Some(sequence) => {
                 let error = self.never_fits(&sequence);
                 self.detach(sequence).fail(error);
-            }
-            Some(sequence) => {
-                self.running.push(sequence);
-                self.drop_prompts();
             }
             None => {}
         }
     }
 
-    /// Drops one group's finished prompt: one that no running sequence shares, or any if `any` is true.
-    fn drop_a_prompt(&mut self, any: bool) -> bool {
-        let unused = self.prompts.iter().find_map(|(&group, prompt)| {
-            let used = || self.running.iter().any(|s| s.group == Some(group));
-            (prompt.leader.is_none() && (any || !used())).then_some(group)
-        });
-        let Some(group) = unused else { return false };
-        self.drop_prompt(group);
-        true
-    }
-
-    fn drop_prompt(&mut self, group: u64) {
-        if let Some(mut prompt) = self.prompts.remove(&group) {
-            self.pool.free_all(&mut prompt.blocks);
-        }
-    }
-
-    /// Drops all prompts, also those that are being computed.
-    pub(crate) fn drop_prompts(&mut self) {
-        for mut prompt in std::mem::take(&mut self.prompts).into_values() {
-            self.pool.free_all(&mut prompt.blocks);
-        }
+    /// Removes all records, since the weights change. Sequences that are still running continue with keys and values of
+    /// both versions.
+    pub(crate) fn forget_prefixes(&mut self) {
+        self.pool.forget_all();
         for sequence in &mut self.running {
-            sequence.leads = false;
+            sequence.cache.mixed = true;
         }
     }
 
@@ -267,11 +223,10 @@ impl Batch {
         for sequence in std::mem::take(&mut self.running) {
             self.requeue(sequence);
         }
-        self.drop_prompts();
     }
 
-    /// Moves running sequences without a sampled token back to the waiting ones and drops the prompts, so that sequences
-    /// that sample their first token with new weights use keys and values of these weights only.
+    /// Moves running sequences without a sampled token back to the waiting ones, so that sequences that sample their first
+    /// token with new weights use keys and values of these weights only.
     pub(crate) fn requeue_without_tokens(&mut self) {
         for sequence in std::mem::take(&mut self.running) {
             if sequence.has_sampled() {
@@ -280,7 +235,6 @@ impl Batch {
                 self.requeue(sequence);
             }
         }
-        self.drop_prompts();
     }
 
     /// Removes half of the sequences, those with the fewest cached tokens, for another lane that has these weights. Their
@@ -288,7 +242,7 @@ impl Batch {
     pub(crate) fn split_off_half(&mut self, decoder: &impl Decoder, label: PolicyLabel) -> Vec<Sequence> {
         let all = self.running.iter().chain(self.waiting.values());
         let mut ranks: Vec<(usize, Reverse<Rank>)> =
-            all.filter(|s| !s.leads && s.is_of(label)).map(|s| (s.cache.tokens, Reverse(s.rank))).collect();
+            all.filter(|s| s.is_of(label)).map(|s| (s.cache.tokens, Reverse(s.rank))).collect();
         ranks.sort_unstable();
         let all = self.running.len() + self.waiting.len();
         ranks.truncate(all / 2);
@@ -298,13 +252,14 @@ impl Batch {
         self.running = staying;
         for sequence in &mut leaving {
             let held = &sequence.cache.blocks[..blocks_for(sequence.cache.tokens)];
-            sequence.cache.carried = decoder
-                .copy_out(held)
-                .map(|copy| (copy, sequence.cache.tokens.min(sequence.tokens.len() - 1)));
+            sequence.cache.carried = decoder.copy_out(held).map(|copy| (copy, sequence.cache.tokens));
         }
         leaving.extend(chosen.iter().filter_map(|rank| self.waiting.remove(rank)));
         self.statistics.migrated += leaving.len() as u64;
-        leaving.into_iter().map(|sequence| self.deregister(sequence)).collect()
+        for sequence in &mut leaving {
+            self.release_cache(sequence);
+        }
+        leaving
     }
 
     /// Drops keys and values that waiting sequences have brought from other lanes, since the weights change.
@@ -315,35 +270,20 @@ impl Batch {
     }
 
     /// Removes a sequence that is neither waiting nor running from the accounting.
-    pub(super) fn detach(&mut self, sequence: Sequence) -> Sequence {
+    pub(super) fn detach(&mut self, mut sequence: Sequence) -> Sequence {
         self.left.push(sequence.group);
-        self.deregister(sequence)
-    }
-
-    fn deregister(&mut self, mut sequence: Sequence) -> Sequence {
         self.release_cache(&mut sequence);
-        if let Some(group) = sequence.group {
-            let members = self.members.entry(group).or_default();
-            *members -= 1;
-            if *members == 0 {
-                self.members.remove(&group);
-                self.drop_prompt(group);
-            }
-        }
         sequence
     }
 
-    /// Frees a sequence's part of the cache.
+    /// Releases a sequence's blocks. They stay recorded under its tokens.
     fn release_cache(&mut self, sequence: &mut Sequence) {
-        self.pool.free_all(&mut sequence.cache.blocks);
+        record(&mut self.pool, sequence, true);
+        self.pool.release_all(&mut sequence.cache.blocks);
         sequence.cache.tokens = 0;
+        sequence.cache.recorded = 0;
+        sequence.cache.mixed = false;
         sequence.lookup.clear();
-        // A prompt without its leader is never completed; the next sequence of the group starts over.
-        if std::mem::take(&mut sequence.leads)
-            && let Some(group) = sequence.group
-        {
-            self.drop_prompt(group);
-        }
     }
 
     fn never_fits(&self, sequence: &Sequence) -> RolloutError {
@@ -356,5 +296,31 @@ impl Batch {
                 blocks: self.pool.total(),
             },
         }
+    }
+}
+
+/// Records the computed tokens of a sequence, so that other sequences find them; with `partial`, also those of its last
+/// block. If another block with the same tokens was recorded before, the sequence continues with that one.
+fn record(pool: &mut BlockPool, sequence: &mut Sequence, partial: bool) {
+    if sequence.cache.mixed {
+        return;
+    }
+    let cache = &mut sequence.cache;
+    let mut parent = cache.recorded.checked_sub(1).map(|last| cache.blocks[last]);
+    let mut unrecorded = sequence.tokens[cache.recorded * KV_BLOCK..cache.tokens].chunks_exact(KV_BLOCK);
+    for tokens in &mut unrecorded {
+        let own = cache.blocks[cache.recorded];
+        let recorded = pool.record(parent, tokens, own);
+        if recorded != own {
+            pool.share(recorded);
+            pool.release(own);
+            cache.blocks[cache.recorded] = recorded;
+        }
+        cache.recorded += 1;
+        parent = Some(recorded);
+    }
+    let rest = unrecorded.remainder();
+    if partial && !rest.is_empty() {
+        pool.record(parent, rest, cache.blocks[cache.recorded]);
     }
 }

@@ -12,20 +12,12 @@ use crate::rollout::sampling::{Prediction, SampleScratch};
 use crate::rollout::sequence::{Rank, Sequence};
 use rloom_engine::{PolicyLabel, RequestName, RolloutError};
 
-/// Source of the logits for a sequence's next tokens.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Source {
-    /// Answers of this step starting at this index: one for the next token, and one after each drafted token.
-    Rows(usize),
-    /// Logits kept with the group's prompt.
-    Prompt(u64),
-}
-
 /// Buffers for sampling, reused in every step.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// Running sequences that get tokens in this step.
-    pub(super) next: Vec<(usize, Source)>,
+    /// Running sequences that get tokens in this step, each with the index of its first answer: one for the next token,
+    /// and one after each drafted token.
+    pub(super) next: Vec<(usize, usize)>,
     workers: Vec<Mutex<Worker>>,
 }
 
@@ -51,11 +43,8 @@ impl Batch {
     /// Samples the next tokens of each sequence in `choice.next`: one, and another after each accepted draft.
     pub(super) fn choose(&self, decoder: &impl Decoder) {
         let Choice { next, workers } = &self.choice;
-        let by_logits = |&(_, source): &(usize, Source)| match source {
-            Source::Rows(first) => {
-                matches!(Prediction::of(&self.answers, first), Some(Prediction::Logits(_)))
-            }
-            Source::Prompt(_) => true,
+        let by_logits = |&(_, first): &(usize, usize)| {
+            matches!(Prediction::of(&self.answers, first), Some(Prediction::Logits(_)))
         };
         // Tokens drawn by the head only have to be copied.
         let pieces = if next.iter().any(by_logits) { workers.len() } else { 1 };
@@ -63,19 +52,9 @@ impl Batch {
             let mut worker = workers[piece].lock().unwrap_or_else(PoisonError::into_inner);
             let Worker { scratch, picks } = &mut *worker;
             for i in (piece..next.len()).step_by(pieces) {
-                let (index, source) = next[i];
-                let sequence = &self.running[index];
-                match source {
-                    Source::Rows(first) => {
-                        let rows = (first..).map_while(|answer| Prediction::of(&self.answers, answer));
-                        picks.extend(verify(sequence, rows, scratch).map(|pick| (i, pick)));
-                    }
-                    Source::Prompt(group) => {
-                        let prompt =
-                            self.prompts.get(&group).map(|prompt| Prediction::Logits(&prompt.logits_v));
-                        picks.extend(verify(sequence, prompt.into_iter(), scratch).map(|pick| (i, pick)));
-                    }
-                }
+                let (index, first) = next[i];
+                let rows = (first..).map_while(|answer| Prediction::of(&self.answers, answer));
+                picks.extend(verify(&self.running[index], rows, scratch).map(|pick| (i, pick)));
             }
         });
     }

@@ -144,7 +144,6 @@ impl Fixture {
         for _ in 0..20_000 {
             if self.batch.is_empty() {
                 assert_eq!(self.batch.used_blocks(), 0, "blocks were lost");
-                assert!(self.batch.prompts.is_empty() && self.batch.members.is_empty());
                 return;
             }
             self.step();
@@ -176,8 +175,9 @@ fn a_groups_prompt_is_computed_once() {
         check(request, answer);
     }
     let statistics = fixture.batch.statistics();
-    assert_eq!(statistics.computed_tokens as usize, 37 + decoded);
-    assert_eq!(statistics.shared_tokens, 5 * 37);
+    // The others compute the prompt's last token, to sample the next one.
+    assert_eq!(statistics.computed_tokens as usize, 37 + 5 + decoded);
+    assert_eq!(statistics.reused_tokens, 5 * 36);
     // Prefill in chunks of at most eight.
     assert_eq!(fixture.decoder.recorder.steps[..5], [8, 8, 8, 8, 5]);
 }
@@ -249,7 +249,7 @@ fn lower_ranks_run_first_and_are_preempted_last() {
 #[test]
 fn later_ranks_do_not_block_a_new_sequence() {
     let mut fixture = Fixture::new(5, 2, 64);
-    let long = |sample, priority| GenerateRequest { priority, ..request(&[1; 40], None, sample, 30) };
+    let long = |sample, priority| GenerateRequest { priority, ..request(&[sample; 40], None, sample, 30) };
     let _answers = [(0, 5), (1, 5)].map(|(sample, priority)| fixture.submit(long(sample, priority)));
     fixture.step();
     assert_eq!((fixture.batch.running(), fixture.batch.waiting()), (1, 1), "blocks are short");
@@ -277,7 +277,7 @@ fn aborted_sequences_return_the_tokens_they_have() {
 }
 
 #[test]
-fn a_cancelled_leader_leaves_its_group_to_the_next() {
+fn a_cancelled_request_leaves_its_prompt_to_the_next() {
     let prompt: Vec<u32> = (0..40).map(|i| i % 5).collect();
     let mut fixture = Fixture::new(50, 8, 16);
     let requests: Vec<_> = (0..3).map(|sample| request(&prompt, Some(1), sample, 5)).collect();
@@ -291,17 +291,17 @@ fn a_cancelled_leader_leaves_its_group_to_the_next() {
 }
 
 #[test]
-fn a_leader_that_resumes_shares_its_prompt_too() {
+fn a_resumed_request_shares_its_prompt_too() {
     let prompt: Vec<u32> = (0..20).map(|i| i % 5).collect();
     let mut fixture = Fixture::new(50, 8, 64);
-    let mut leader = request(&prompt, Some(1), 0, 30);
-    leader.prefix = vec![1, 2, 3];
-    let follower = request(&prompt, Some(1), 1, 5);
-    let mut answers = [fixture.submit(leader.clone()), fixture.submit(follower.clone())];
+    let mut resumed = request(&prompt, Some(1), 0, 30);
+    resumed.prefix = vec![1, 2, 3];
+    let other = request(&prompt, Some(1), 1, 5);
+    let mut answers = [fixture.submit(resumed.clone()), fixture.submit(other.clone())];
     fixture.run();
-    check(&leader, &mut answers[0]);
-    check(&follower, &mut answers[1]);
-    assert_eq!(fixture.batch.statistics().shared_tokens, 20);
+    check(&resumed, &mut answers[0]);
+    check(&other, &mut answers[1]);
+    assert_eq!(fixture.batch.statistics().reused_tokens, 19);
 }
 
 #[test]
@@ -317,6 +317,97 @@ fn cancelled_requests_are_not_computed() {
     assert_eq!(fixture.batch.statistics().steps, 1);
 }
 
+/// A request and then turns of its conversation: each prompt has the previous sequence and what a tool returns.
+fn next_turn(request: &GenerateRequest, completion: &[u32], tool: &[u32]) -> GenerateRequest {
+    let prompt: Arc<[u32]> = [&request.prompt[..], &request.prefix, completion, tool].concat().into();
+    let key = RandomKey { segment: request.key.segment + 1, ..request.key };
+    GenerateRequest { prompt, key, prefix: Vec::new(), group: None, ..request.clone() }
+}
+
+#[test]
+fn the_next_turn_of_a_conversation_computes_what_is_new() {
+    let mut fixture = Fixture::new(100, 4, 64);
+    let mut request = GenerateRequest {
+        stop_tokens: Arc::from([]),
+        ..request(&(0..37).map(|i| i % 5).collect::<Vec<_>>(), None, 0, 21)
+    };
+    let mut computed = 0;
+    for turn in 0..5 {
+        let reused = rloom_engine::ReusedTokens::default();
+        request.reused = Some(reused.clone());
+        let mut answer = fixture.submit(request.clone());
+        fixture.run();
+        let (tokens, ..) = alone(&request);
+        check(&request, &mut answer);
+        let before = std::mem::replace(&mut computed, fixture.batch.statistics().computed_tokens);
+        let rows = computed - before;
+        match turn {
+            0 => assert_eq!((rows, reused.get()), (37 + 20, 0)),
+            // The last sampled token of the turn before was not computed, and nine are new.
+            _ => assert_eq!((rows, reused.get()), (1 + 9 + 20, request.prompt.len() - 10)),
+        }
+        request = next_turn(&request, &tokens, &[3; 9]);
+    }
+    // A repetition of the last turn computes one token of its prompt.
+    let mut answer = fixture.submit(GenerateRequest { reused: None, ..request.clone() });
+    fixture.run();
+    check(&request, &mut answer);
+    let before = fixture.batch.statistics().computed_tokens;
+    let mut answer = fixture.submit(request.clone());
+    fixture.run();
+    check(&request, &mut answer);
+    assert_eq!(fixture.batch.statistics().computed_tokens - before, 1 + 20);
+}
+
+#[test]
+fn different_prompts_share_their_first_tokens() {
+    let system: Vec<u32> = (0..40).map(|i| (i * i) % 6).collect();
+    let mut fixture = Fixture::new(100, 8, 16);
+    let requests: Vec<_> =
+        (0..5).map(|i| request(&[&system[..], &[i, i + 1]].concat(), None, i, 4)).collect();
+    let mut answers: Vec<_> = requests.iter().map(|r| fixture.submit(r.clone())).collect();
+    fixture.run();
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        check(request, answer);
+    }
+    assert_eq!(fixture.batch.statistics().reused_tokens, 4 * 40);
+    // Those with little in common do not wait for each other.
+    let mut fixture = Fixture::new(100, 8, 64);
+    let _answers = [1, 2].map(|i| fixture.submit(request(&[&system[..5], &[i; 10]].concat(), None, i, 4)));
+    fixture.step();
+    assert_eq!(fixture.decoder.recorder.steps, [30]);
+}
+
+#[test]
+fn kept_blocks_are_given_up_before_a_sequence_is_preempted() {
+    let mut fixture = Fixture::new(6, 4, 64);
+    let endless = |prompt: &[u32], sample, tokens| GenerateRequest {
+        stop_tokens: Arc::from([]),
+        ..request(prompt, None, sample, tokens)
+    };
+    let kept = endless(&[1; 40], 0, 1);
+    let mut answers = vec![fixture.submit(kept.clone())];
+    fixture.run();
+    // Two sequences that need all six blocks.
+    let large = [endless(&[2; 40], 1, 8), endless(&[3; 40], 2, 8)];
+    answers.extend(large.iter().map(|r| fixture.submit(r.clone())));
+    while !fixture.batch.is_empty() {
+        fixture.step();
+        assert!(fixture.batch.pool.available() + 6 >= fixture.batch.used_blocks());
+    }
+    let statistics = fixture.batch.statistics();
+    assert_eq!((statistics.preempted, statistics.reused_tokens), (0, 0));
+    for (request, answer) in std::iter::once(&kept).chain(&large).zip(&mut answers) {
+        check(request, answer);
+    }
+    // The latest sequences are still there, the first one is not.
+    let mut again = large.each_ref().map(|r| fixture.submit(r.clone()));
+    fixture.run();
+    large.iter().zip(&mut again).for_each(|(request, answer)| check(request, answer));
+    let reused = fixture.batch.statistics().reused_tokens;
+    assert!(reused >= 39, "{reused}");
+}
+
 /// One request of a random schedule.
 #[derive(Debug, Clone)]
 struct Job {
@@ -330,6 +421,8 @@ struct Job {
     /// Steps after which it is cancelled.
     patience: Option<usize>,
     priority: u64,
+    /// Turns that follow, and tokens between them.
+    turns: (usize, usize),
 }
 
 fn jobs() -> impl Strategy<Value = Vec<Job>> {
@@ -341,26 +434,31 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
         0usize..30,
         proptest::option::weighted(0.15, 0usize..20),
         0u64..3,
+        (0usize..4, 1usize..20),
     );
-    let job = job.prop_map(|(group, prompt, (max_new_tokens, min), prefix, delay, patience, priority)| Job {
-        // Requests of a group have the same prompt, with rare exceptions.
-        prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
-        group,
-        max_new_tokens,
-        min_new_tokens: min.saturating_sub(10),
-        prefix,
-        delay,
-        patience,
-        priority,
-    });
+    let job =
+        job.prop_map(|(group, prompt, (max_new_tokens, min), prefix, delay, patience, priority, turns)| {
+            Job {
+                // Requests of a group have the same prompt, with rare exceptions.
+                prompt: group.map_or(prompt, |g| if prompt == 39 { 7 } else { [5, 16, 23, 32][g as usize] }),
+                group,
+                max_new_tokens,
+                min_new_tokens: min.saturating_sub(10),
+                prefix,
+                delay,
+                patience,
+                priority,
+                turns,
+            }
+        });
     proptest::collection::vec(job, 1..14)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// For any batch, order, chunk size and number of blocks, the tokens are those of the request alone, and no block is
-    /// lost.
+    /// For any batch, order, chunk size and number of blocks, and whatever of earlier turns is in the cache, the tokens are
+    /// those of the request alone, and no block is lost.
     #[test]
     fn no_schedule_changes_a_token(
         jobs in jobs(), blocks in 3usize..24, max_batch in 1usize..7, chunk in 1usize..24,
@@ -386,13 +484,33 @@ proptest! {
             pending.push((job, request));
         }
         let mut answers: Vec<(GenerateRequest, Answer, Option<usize>)> = Vec::new();
+        let mut conversations: Vec<(Job, GenerateRequest, Answer)> = Vec::new();
         let mut step = 0;
-        while !pending.is_empty() || !fixture.batch.is_empty() {
+        while !pending.is_empty() || !conversations.is_empty() || !fixture.batch.is_empty() {
             let (come, later): (Vec<_>, Vec<_>) = pending.into_iter().partition(|(job, _)| job.delay <= step);
             pending = later;
             for (job, request) in come {
                 let answer = fixture.submit(request.clone());
-                answers.push((request, answer, job.patience.map(|p| p + step)));
+                if job.patience.is_none() && job.turns.0 > 0 {
+                    conversations.push((job, request, answer));
+                } else {
+                    answers.push((request, answer, job.patience.map(|p| p + step)));
+                }
+            }
+            for (mut job, request, mut answer) in std::mem::take(&mut conversations) {
+                let Ok(generation) = answer.try_recv() else {
+                    conversations.push((job, request, answer));
+                    continue;
+                };
+                let generation = generation.unwrap();
+                let (tokens, logprobs, _) = alone_by(rule, &request);
+                prop_assert_eq!((&generation.tokens, &generation.logprobs), (&tokens, &logprobs));
+                let tool: Vec<u32> = (0..job.turns.1 as u32).map(|i| i % 6).collect();
+                let next = next_turn(&request, &tokens, &tool);
+                job.turns.0 -= 1;
+                if job.turns.0 > 0 && blocks_for(next.prompt.len() + job.max_new_tokens - 1) <= blocks {
+                    pending.push((Job { delay: step + job.delay / 4, ..job }, next));
+                }
             }
             for (.., answer, until) in &mut answers {
                 if *until == Some(step) {
@@ -440,11 +558,10 @@ fn repetitive_text_takes_fewer_steps() {
         let counted = statistics.drafts.unwrap_or_default();
         let (drafted, accepted) = (counted.drafted_tokens, counted.accepted_tokens);
         assert!(!drafts || (drafted > 300 && accepted * 2 > drafted), "{statistics:?}");
-        // Every row either gave a token or was a wrong draft; the prompt of the group was computed once.
-        let prompts = 3 * 5;
-        let without_row = 4;
-        let right = statistics.computed_tokens - (drafted - accepted) - prompts;
-        assert_eq!(right, 480 - without_row, "{statistics:?}");
+        // Every row either gave a token or was a wrong draft, but for those of the prompt, which was computed once.
+        let right = statistics.computed_tokens - (drafted - accepted);
+        assert_eq!(right, 480 + 4, "{statistics:?}");
+        assert_eq!(statistics.reused_tokens, 3 * 4);
         steps.push(statistics.steps);
     }
     assert!(steps[1] * 2 < steps[0], "{steps:?}");

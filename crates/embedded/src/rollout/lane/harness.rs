@@ -47,7 +47,7 @@ pub(super) struct Harness<D> {
 
 impl<D: Decoder> Harness<D> {
     pub(super) fn new(decoders: Vec<D>, limits: Limits) -> Self {
-        let shared = Arc::new(Shared::new(decoders.len()));
+        let shared = Arc::new(Shared::new(decoders.len(), limits.blocks * rloom_ops::KV_BLOCK));
         let lane = |(index, decoder)| {
             Lane::new(index, Arc::clone(&shared), decoder, Batch::new(index, limits, 1), 0)
         };

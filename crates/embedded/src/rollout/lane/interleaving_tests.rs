@@ -19,6 +19,8 @@ use rloom_engine::{
 
 const VOCABULARY: usize = 19;
 const VERSIONS: u64 = 6;
+/// Tokens of the longest sequence.
+const LONGEST: usize = 40 + 50;
 
 fn config() -> ModelConfig {
     let new = NewModel {
@@ -54,6 +56,12 @@ enum Action {
         max_new_tokens: usize,
         min_new_tokens: usize,
         priority: u64,
+    },
+    /// The next turn of a finished request: its sequence and tokens of a tool.
+    Turn {
+        of: usize,
+        tool: usize,
+        max_new_tokens: usize,
     },
     Steps {
         lane: usize,
@@ -94,6 +102,8 @@ fn actions(on_update: &'static [OnUpdate]) -> impl Strategy<Value = Vec<Action>>
     ];
     let one = prop_oneof![
         6 => submit,
+        5 => (0..8usize, 1..24usize, 1..30usize)
+            .prop_map(|(of, tool, max_new_tokens)| Action::Turn { of, tool, max_new_tokens }),
         8 => (0..2usize, 1..12usize).prop_map(|(lane, steps)| Action::Steps { lane, steps }),
         3 => (0..3u64, proptest::sample::select(on_update))
             .prop_map(|(newer, on_update)| Action::Load { newer, on_update }),
@@ -175,6 +185,7 @@ impl World {
                     ..GenerateRequest::new(key(ticket), prompt, sampling)
                 });
             }
+            Action::Turn { of, tool, max_new_tokens } => self.next_turn(of, tool, max_new_tokens),
             Action::Steps { lane, steps } => {
                 for _ in 0..steps {
                     self.harness.step(lane);
@@ -195,6 +206,27 @@ impl World {
             Action::Fail { lane } => self.harness.lanes[lane].restart(&WorkerFailure::Unknown),
         }
         self.collect_answers();
+    }
+
+    /// Submits the next turn of a finished request, if it fits.
+    fn next_turn(&mut self, of: usize, tool: usize, max_new_tokens: usize) {
+        let ticket = self.callers.len() as u64;
+        let Some(caller) = self.callers.get(of).filter(|caller| caller.is_over && !caller.left) else {
+            return;
+        };
+        let Some(completion) = &caller.so_far else { return };
+        let tool = (0..tool).map(|i| (i % VOCABULARY) as u32);
+        let prompt: Vec<u32> =
+            caller.request.prompt.iter().chain(&completion.tokens).copied().chain(tool).collect();
+        if prompt.len() + max_new_tokens > LONGEST {
+            return;
+        }
+        let sampling =
+            SamplingSettings { max_new_tokens, min_new_tokens: 0, ..caller.request.sampling.clone() };
+        self.submit(GenerateRequest {
+            stop_tokens: Arc::from([2]),
+            ..GenerateRequest::new(key(ticket), prompt, sampling)
+        });
     }
 
     /// Takes the available answers, checks them and resubmits interrupted requests.
@@ -297,7 +329,7 @@ fn check(request: &GenerateRequest, part: &Generation, keeps: bool) {
 
 /// Blocks for the longest request and a few more, so that sequences are preempted.
 fn blocks() -> impl Strategy<Value = usize> {
-    let longest = blocks_for(40 + 50);
+    let longest = blocks_for(LONGEST);
     longest..longest + 12
 }
 

@@ -140,10 +140,46 @@ fn a_kept_prompt_is_not_for_sequences_that_start_later() {
     // Its group's prompt was computed by the old weights.
     let mut late = harness.submit(&prompt, Some(1), 1);
     assert_eq!(harness.steps_until(&mut late), [2]);
-    assert_eq!(harness.lane().batch.statistics().shared_tokens, 0);
+    assert_eq!(harness.lane().batch.statistics().reused_tokens, 0);
     assert_eq!(harness.steps_until(&mut mixed), [1, 2]);
     old = harness.submit(&prompt, Some(1), 3);
     assert_eq!(harness.steps_until(&mut old), [2]);
+}
+
+/// The next turn takes keys and values of one version alone, whatever happens to the sequences in flight.
+#[test]
+fn the_next_turn_reuses_nothing_of_other_weights() {
+    for on_update in [OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Keep, OnUpdate::Abort] {
+        let mut harness = Harness::new(50);
+        let first: Vec<u32> = (0..40).map(|i| i + 3).collect();
+        let mut answer = harness.submit(&first, None, 10);
+        let mut other = harness.submit(&[31; 20], None, 30);
+        assert_eq!(harness.steps_until(&mut answer), [1]);
+        drop(harness.load(2, on_update));
+        let turn = [&first[..], &[5; 20]].concat();
+        harness.lane().decoder.recorder.seen.clear();
+        let mut next = harness.submit(&turn, None, 4);
+        assert_eq!(harness.steps_until(&mut next), [2], "{on_update:?}");
+        assert_eq!(harness.versions_behind(3), [2], "{on_update:?}");
+        while other.try_recv().is_err() {
+            harness.step();
+        }
+        // Of the sequence in flight, the new version alone may leave anything to others.
+        harness.lane().decoder.recorder.seen.clear();
+        let before = harness.lane().batch.statistics().reused_tokens;
+        let mut again = harness.submit(&[[31; 20].as_slice(), &[1; 20]].concat(), None, 2);
+        assert_eq!(harness.steps_until(&mut again), [2]);
+        assert_eq!(harness.versions_behind(31), [2], "{on_update:?}");
+        let reused = harness.lane().batch.statistics().reused_tokens - before;
+        assert_eq!(reused, if on_update == OnUpdate::Recompute { 20 } else { 0 }, "{on_update:?}");
+        // A load of the same version keeps nothing either, a release drops all.
+        drop(harness.harness.load(None, OnUpdate::Finish));
+        drop(harness.load(2, OnUpdate::Finish));
+        let before = harness.lane().batch.statistics().reused_tokens;
+        let mut last = harness.submit(&turn, None, 2);
+        assert_eq!(harness.steps_until(&mut last), [2]);
+        assert_eq!(harness.lane().batch.statistics().reused_tokens, before);
+    }
 }
 
 #[test]
@@ -159,7 +195,7 @@ fn recomputed_sequences_share_the_prompt_again() {
         assert_eq!(harness.steps_until(answer), [1, 2]);
     }
     assert_eq!(harness.versions_behind(3), [2]);
-    assert_eq!(harness.lane().batch.statistics().shared_tokens, 4 * 20, "twice by each of two");
+    assert_eq!(harness.lane().batch.statistics().reused_tokens, 2 * 19 + 2 * 20);
 }
 
 #[test]
@@ -185,7 +221,7 @@ fn sequences_without_a_token_restart_with_the_new_weights() {
     assert_eq!(harness.steps_until(&mut leader), [2]);
     assert_eq!(harness.steps_until(&mut follower), [2]);
     assert_eq!(harness.versions_behind(5), [2]);
-    assert_eq!(harness.lane().batch.statistics().shared_tokens, 100);
+    assert_eq!(harness.lane().batch.statistics().reused_tokens, 99);
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn steps(trial: &Trial) -> BTreeMap<u64, Metrics> {
     for EventLine { global_step, event, .. } in surviving(&lines) {
         if let Event::Step { metrics } = event {
             let mut metrics = metrics.clone();
-            let timed = ["time/", "tokens_per_second/", "overlap", "queue/"];
+            let timed = ["time/", "tokens_per_second/", "overlap", "queue/", "rollout/"];
             metrics.retain(|name, _| !timed.iter().any(|timed| name.starts_with(timed)));
             assert!(steps.insert(*global_step, metrics).is_none(), "step {global_step} counts twice");
         }
