@@ -19,9 +19,10 @@ pub(super) fn read(
     // A larger number of layers is an error later.
     let layers = layers.min(MOST_LAYERS);
     let size = |default: usize| -> Result<Option<usize>, ConfigError> {
-        let size = match fields.map.contains_key("sliding_window") {
-            true => fields.count("sliding_window")?,
-            false => Some(default),
+        let size = if fields.map.contains_key("sliding_window") {
+            fields.count("sliding_window")?
+        } else {
+            Some(default)
         };
         match size {
             Some(0) => Err(fields.wrong("sliding_window", "at least 1", &json!(0))),
