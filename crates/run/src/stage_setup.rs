@@ -484,7 +484,7 @@ mod tests {
 
     /// Every setting of an engine has another value than by default.
     const ENGINE: &str = "{ threads = 3, lanes = 3, kv_memory_mib = 30, max_batch = 31, prefill_chunk = 32, \
-                          speculation = 'ngram', timeout_seconds = 33.0, restarts = 34 }";
+                          speculation = 'ngram', quantize = 'int8', timeout_seconds = 33.0, restarts = 34 }";
 
     /// Settings of the engine of each stage.
     fn all(overrides: &[&str]) -> Vec<Option<RolloutEngineSettings>> {
@@ -515,6 +515,7 @@ mod tests {
             max_batch: 31,
             prefill_chunk: 32,
             speculation: Speculation::Ngram,
+            quantize: Some(rloom_engine::RolloutQuantization::Int8),
             timeout_seconds: 33.0,
             restarts: 34,
         };

@@ -267,7 +267,7 @@ fn check_fused<E: Element>(ctx: &Ctx, rows: usize) {
     linear_swiglu(ctx, &mut hidden, Some(&mut got), &x, norm, rows, w.weight());
     assert_same(&wide(&got), wide(&gate_up).as_slice(), &what("gate and up"));
 
-    let shape = AttentionShape { heads: 3, kv_heads: 1, head_dim: e };
+    let shape = AttentionShape { heads: 3, kv_heads: 1, head_dim: e, window: None };
     let (w, bias) = (Adapted::<E>::new(ctx, 5 * e, d), Buf::from_vec(noise(3, 5 * e)));
     let y = w.product(ctx, &normed, rows, Some(&bias));
     let table = RopeTable::new(e, &[0.5, 0.3, 0.2, 0.1], 1.0, 90);
