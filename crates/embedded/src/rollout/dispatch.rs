@@ -194,7 +194,9 @@ impl Dispatcher {
         let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
         self.lanes[from].outstanding -= moved.len();
         self.lanes[lane].outstanding += moved.len();
-        moved.iter().for_each(|(_, sequence)| self.lanes[lane].prompts.add(&sequence.prompt));
+        for (_, sequence) in &moved {
+            self.lanes[lane].prompts.add(&sequence.prompt);
+        }
         self.lanes[lane].queue.extend(moved);
         if let Some(placement) = group.and_then(|group| self.groups.get_mut(&group)) {
             placement.lane = lane;

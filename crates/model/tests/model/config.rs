@@ -53,7 +53,7 @@ fn fixtures_are_read() {
 }
 
 /// The windows of a file of this family with four layers, up to 5000 positions and these fields besides.
-fn windows(name: &str, set: Value) -> Result<Vec<Option<usize>>, ConfigError> {
+fn windows(name: &str, set: &Value) -> Result<Vec<Option<usize>>, ConfigError> {
     let mut fields = fields(name);
     for field in ["sliding_window", "use_sliding_window", "max_window_layers", "layer_types"] {
         fields.as_object_mut().unwrap().remove(field);
@@ -81,7 +81,7 @@ fn windows_are_those_of_transformers() {
         (json!({"max_position_embeddings": 4096}), none.clone()),
         (json!({"max_position_embeddings": 4097}), all(4096)),
     ] {
-        assert_eq!(windows("tiny-mistral", set.clone()).unwrap(), expected, "{set}");
+        assert_eq!(windows("tiny-mistral", &set).unwrap(), expected, "{set}");
     }
     let types = json!(["full_attention", "sliding_attention", "full_attention", "sliding_attention"]);
     for (set, expected) in [
@@ -104,7 +104,7 @@ fn windows_are_those_of_transformers() {
         ),
     ] {
         for name in ["tiny-qwen2", "tiny-qwen3"] {
-            assert_eq!(windows(name, set.clone()).unwrap(), expected, "{name}: {set}");
+            assert_eq!(windows(name, &set).unwrap(), expected, "{name}: {set}");
         }
     }
     for (set, part) in [
@@ -126,10 +126,10 @@ fn windows_are_those_of_transformers() {
             "layer_types has 1 entries, num_hidden_layers is 4",
         ),
     ] {
-        let text = windows("tiny-qwen2", set).unwrap_err().to_string();
+        let text = windows("tiny-qwen2", &set).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
     }
-    let text = windows("tiny-mistral", json!({"sliding_window": 0})).unwrap_err().to_string();
+    let text = windows("tiny-mistral", &json!({"sliding_window": 0})).unwrap_err().to_string();
     assert!(text.contains("sliding_window is 0"), "{text}");
 }
 

@@ -39,7 +39,9 @@ fn product<E: Element>(x: &Buf<E>, w: &[f32], [rows, n, k]: [usize; 3]) -> Vec<f
 fn weights(seed: u64, n: usize, k: usize) -> Vec<f32> {
     let mut w = noise(seed, n * k);
     for (j, row) in w.chunks_exact_mut(k).enumerate() {
-        row.iter_mut().for_each(|w| *w *= 10.0_f32.powi(j as i32 % 7 - 3));
+        for w in row.iter_mut() {
+            *w *= 10.0_f32.powi(j as i32 % 7 - 3);
+        }
     }
     w
 }
