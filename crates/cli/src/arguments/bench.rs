@@ -96,12 +96,12 @@ Examples:
   rloom bench decode --compare --peers vllm,llama --dtype f32
 
 --compare runs every program in its own process, on the same cores, in turns. It creates the Python
-environments of the others once in rloom/bench of the user's caches: torch (6.3 GB),
-vllm (6.7 GB) and llama (0.2 GB), from PyPI. PyTorch in bf16 takes minutes per step on processors without bf16
-instructions; --dtype f32 leaves it out.
+environments of the others once, in rloom/bench of the user's caches, with packages from PyPI:
+torch (6.3 GB), vllm (6.7 GB) and llama (0.2 GB). PyTorch in bf16 is very slow on processors without
+bf16 instructions; --dtype f32 leaves it out.
 
-Several --threads measure each workload with each number in turns: speed-up and efficiency, next to the limit
-that the arithmetic and the memory bandwidth measured with as many threads set.
+Several --threads measure each workload with each number in turns: speed-up and efficiency, next to
+the limit that arithmetic and memory bandwidth, measured with as many threads, set.
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
 for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine

@@ -1,6 +1,6 @@
 //! The Python interpreter of the comparison.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -39,7 +39,7 @@ pub(super) fn find(given: Option<&Path>) -> Result<OsString, Failure> {
         match check(&name) {
             Ok(()) => return Ok(name),
             Err(Unsuitable::Start(error)) if given.is_none() && error.kind() == io::ErrorKind::NotFound => {}
-            Err(reason) => reasons.push(format!("{} {reason}", Path::new(&name).display())),
+            Err(reason) => reasons.push(format!("`{}` {reason}", Path::new(&name).display())),
         }
     }
     let found = if reasons.is_empty() { "none is on the PATH".to_owned() } else { reasons.join("; ") };
@@ -50,7 +50,7 @@ pub(super) fn find(given: Option<&Path>) -> Result<OsString, Failure> {
         ))
 }
 
-fn check(interpreter: &OsString) -> Result<(), Unsuitable> {
+fn check(interpreter: &OsStr) -> Result<(), Unsuitable> {
     let answer = Command::new(interpreter).args(["-c", QUESTION]).stdin(Stdio::null()).output();
     let answer = answer.map_err(Unsuitable::Start)?;
     let text = String::from_utf8_lossy(&answer.stdout);
