@@ -1,5 +1,7 @@
 //! Arguments of `rloom bench`, and formats of numbers.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use rloom_engine::RolloutQuantization;
 use rloom_model::{Dtype, MomentFormat, NumericPath};
@@ -46,6 +48,30 @@ fn batch(text: &str) -> Result<(usize, usize), String> {
         .ok_or_else(|| "write the number of sequences and their tokens, at least 2, as in 1x32768".to_owned())
 }
 
+/// A group of programs that share a Python environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// PyTorch, transformers and TRL.
+    #[value(alias = "pytorch")]
+    Torch,
+    /// vLLM's CPU build.
+    Vllm,
+    /// llama.cpp.
+    #[value(alias = "llama.cpp")]
+    Llama,
+}
+
+impl Peer {
+    /// Name of its environment.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Torch => "torch",
+            Self::Vllm => "vllm",
+            Self::Llama => "llama",
+        }
+    }
+}
+
 /// Format of matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -81,6 +107,16 @@ Examples:
   rloom bench grpo --shape path/to/model --dtype bf16 --lora 16 --grpo-batch 4x8x64x128
   rloom bench decode --dtype bf16 --isa avx2 --numeric-path dot_pairs
   rloom bench train --batch 1x32768 --activation-checkpointing block
+  rloom bench train --threads 1,2,4
+  rloom bench decode --compare --peers vllm,llama --dtype f32
+
+--compare runs every program in its own process, on the same cores, in turns. It creates the Python
+environments of the others once, in rloom/bench of the user's caches, with packages from PyPI:
+torch (6.3 GB), vllm (6.7 GB) and llama (0.2 GB). PyTorch in bf16 is very slow on processors without
+bf16 instructions; --dtype f32 leaves it out.
+
+Several --threads measure each workload with each number in turns: speed-up and efficiency, next to
+the limit that arithmetic and memory bandwidth, measured with as many threads, set.
 
 GFLOP/s count a multiply-add as 2 operations and include linear layers and unmasked attention: once
 for the forward pass, twice for the backward pass, without recomputation, also for an adapter. The limits of the machine
@@ -92,9 +128,9 @@ pub(crate) struct Bench {
     /// Model shape: S, M, or a model folder.
     #[arg(long, value_name = "S|M|FOLDER", default_value = "S")]
     pub(crate) shape: String,
-    /// Format of matrix products.
-    #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32")]
-    pub(crate) dtype: Format,
+    /// Format of matrix products [default: f32; with --compare both].
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub(crate) dtype: Option<Format>,
     /// Instruction set, as listed by `rloom doctor` [default: the fastest].
     #[arg(long, value_name = "ISA", value_parser = isa)]
     pub(crate) isa: Option<Isa>,
@@ -119,12 +155,28 @@ pub(crate) struct Bench {
     /// Activations that `train` and `grpo` recompute instead of keeping them.
     #[arg(long, value_enum, value_name = "WHICH", default_value = "none")]
     pub(crate) activation_checkpointing: Checkpointing,
-    /// Number of compute threads; 0 for one per core.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
-    pub(crate) threads: u16,
-    /// Measurements per workload after warm-up; the median is reported.
+    /// Number of compute threads, 0 for one per core; several (1,2,4) measure how the speed scales.
+    #[arg(long, value_name = "N,…", default_value = "0", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub(crate) threads: Vec<u16>,
+    /// Measurements per workload after warm-up; the median is reported. With --compare processes per program.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
+    /// Compare with other programs on this machine: PyTorch, transformers, TRL, vLLM and llama.cpp.
+    #[arg(long, conflicts_with_all = ["isa", "numeric_path", "lora", "moments", "quantize", "grpo_batch", "batch", "activation_checkpointing"])]
+    pub(crate) compare: bool,
+    /// Programs to compare with: torch (with transformers and TRL), vllm, llama [default: all].
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PEER,…",
+        value_delimiter = ',',
+        hide_possible_values = true,
+        requires = "compare"
+    )]
+    pub(crate) peers: Vec<Peer>,
+    /// Python interpreter of the comparison, 3.10 or newer [default: the first on the PATH].
+    #[arg(long, value_name = "INTERPRETER", requires = "compare")]
+    pub(crate) python: Option<PathBuf>,
 }
 
 /// Format of the weights that completions are sampled from.

@@ -1,5 +1,6 @@
 //! `rloom bench`: measures training and generation speed as fractions of the machine's limits.
 
+mod compare;
 mod count;
 mod decode;
 mod grpo;
@@ -7,21 +8,25 @@ mod kernels;
 mod machine;
 mod measure;
 mod report;
+mod scaling;
+mod scripts;
 mod shape;
 mod train;
 mod view;
 
+use std::collections::BTreeSet;
+
 use rloom_core::{Purpose, RandomKey};
 use rloom_engine::RolloutQuantization;
-use rloom_model::{LoraConfig, LoraTarget, Model, OptimizerSettings};
+use rloom_model::{LoraConfig, LoraTarget, Model, MomentFormat, OptimizerSettings};
 use rloom_ops::{Ctx, Isa, ceiling};
 
-use crate::arguments;
+use crate::arguments::{self, Format};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::progress::numbers::bytes;
 use machine::{Machine, Memory};
-use report::{Ceilings, Measurement, Report, WorkloadResult};
+use report::{Ceilings, Kernel, Measurement, Report, Traffic, WorkloadResult};
 use shape::{Shape, TrainBatch};
 
 /// Settings shared by all workloads.
@@ -59,7 +64,10 @@ impl Bench<'_> {
 }
 
 pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Failure> {
-    let dtype = arguments.dtype.into();
+    if arguments.compare {
+        return compare::run(arguments, output);
+    }
+    let dtype = arguments.dtype.unwrap_or(Format::F32).into();
     let mut shape = Shape::named(&arguments.shape, dtype)?;
     if let Some((sequences, length)) = arguments.batch {
         shape = shape.with_train_batch(TrainBatch { sequences, length });
@@ -69,31 +77,50 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
     }
     let workloads = workloads(&arguments.workloads);
     check_memory(&shape, &workloads, arguments.lora.is_some())?;
-    let cores = machine::cores();
-    let threads = if arguments.threads == 0 { cores } else { usize::from(arguments.threads) };
-    if threads > cores {
-        output.warn(&format!("{threads} threads share {cores} cores; measurements will be slow and noisy"));
+    let threads = threads(&arguments.threads);
+    let (cores, most) = (machine::cores(), threads.iter().copied().max().unwrap_or(1));
+    if most > cores {
+        output.warn(&format!("{most} threads share {cores} cores; measurements will be slow and noisy"));
     }
-    let ctx = Ctx::with_isa(threads, arguments.isa.unwrap_or_else(Isa::detect)).map_err(Failure::failed)?;
-    let ctx = arguments.numeric_path.unwrap_or_default().within(ctx).map_err(Failure::failed)?;
     let info = |text: &str| output.info(text);
-    let lora = arguments.lora.map(usize::from);
-    let optimizer = OptimizerSettings { moments: arguments.moments.into(), ..OptimizerSettings::default() };
-    let bench = Bench {
-        ctx,
-        shape,
-        lora,
-        optimizer,
-        quantize: arguments.quantize.map(RolloutQuantization::from),
-        checkpointing: arguments.activation_checkpointing,
-        rounds: usize::from(arguments.rounds),
-        info: &info,
+    let bench = |threads: usize, rounds: u16| {
+        let ctx =
+            Ctx::with_isa(threads, arguments.isa.unwrap_or_else(Isa::detect)).map_err(Failure::failed)?;
+        let ctx = arguments.numeric_path.unwrap_or_default().within(ctx).map_err(Failure::failed)?;
+        let lora = arguments.lora.map(usize::from);
+        let optimizer =
+            OptimizerSettings { moments: arguments.moments.into(), ..OptimizerSettings::default() };
+        Ok::<_, Failure>(Bench {
+            ctx,
+            shape: shape.clone(),
+            lora,
+            optimizer,
+            quantize: arguments.quantize.map(RolloutQuantization::from),
+            checkpointing: arguments.activation_checkpointing,
+            rounds: usize::from(rounds),
+            info: &info,
+        })
     };
-    let report = bench.measure(&workloads)?;
-    if output.json {
-        return output.json(&report);
+    if let [threads] = threads[..] {
+        let bench = bench(threads, arguments.rounds)?;
+        let report = bench.measure(&workloads)?;
+        if output.json {
+            return output.json(&report);
+        }
+        return output.data(&view::text(&report, &bench, output.on_stdout()));
     }
-    output.data(&view::text(&report, &bench, output.on_stdout()))
+    let scaling = scaling::measure(&threads, arguments.rounds, &workloads, |threads| bench(threads, 1))?;
+    if output.json {
+        return output.json(&scaling);
+    }
+    output.data(&scaling::view::text(&scaling, output.on_stdout()))
+}
+
+/// The requested numbers of threads in ascending order without duplicates; 0 is one thread per core.
+fn threads(requested: &[u16]) -> Vec<usize> {
+    let count = |&count: &u16| if count == 0 { machine::cores() } else { usize::from(count) };
+    let counts: BTreeSet<usize> = requested.iter().map(count).collect();
+    counts.into_iter().collect()
 }
 
 /// The requested workloads in a fixed order without duplicates; all if none is requested.
@@ -128,21 +155,36 @@ impl Bench<'_> {
         let ceilings = self.ceilings();
         let mut report =
             Report { machine: Machine::of(&self.ctx), ceilings, workloads: Vec::new(), kernels: Vec::new() };
-        for workload in workloads {
+        for &workload in workloads {
             let memory = Memory::watch();
-            let measured = match workload {
-                arguments::Workload::Kernels => {
-                    self.progress("kernels", "individual products of a training step");
-                    report.kernels = kernels::measure(self, ceilings.gemm(self.shape.config.dtype));
-                    continue;
-                }
-                arguments::Workload::Train => train::measure(self)?,
-                arguments::Workload::Decode => decode::measure(self)?,
-                arguments::Workload::Grpo => grpo::measure(self)?,
-            };
-            report.workloads.push(self.result(&ceilings, measured, memory));
+            if let Some(measured) = self.workload(workload)? {
+                report.workloads.push(self.result(&ceilings, measured, memory));
+            } else {
+                report.kernels = self.kernels(&ceilings);
+            }
         }
         Ok(report)
+    }
+
+    /// Measures a workload; `None` for `kernels`, which are several products.
+    fn workload(&self, workload: arguments::Workload) -> Result<Option<Measurement>, Failure> {
+        Ok(match workload {
+            arguments::Workload::Kernels => None,
+            arguments::Workload::Train => Some(train::measure(self)?),
+            arguments::Workload::Decode => Some(decode::measure(self)?),
+            arguments::Workload::Grpo => Some(grpo::measure(self)?),
+        })
+    }
+
+    fn kernels(&self, ceilings: &Ceilings) -> Vec<Kernel> {
+        self.progress("kernels", "individual products of a training step");
+        kernels::measure(self, ceilings.gemm(self.shape.config.dtype))
+    }
+
+    /// Traffic of a workload that trains all weights with moments in f32; unknown for adapters and other formats.
+    fn training_traffic(&self, bytes: u64) -> Traffic {
+        let is_counted = self.lora.is_none() && self.optimizer.moments == MomentFormat::F32;
+        if is_counted { Traffic::Mixed(bytes) } else { Traffic::Unknown }
     }
 
     fn ceilings(&self) -> Ceilings {
@@ -165,7 +207,8 @@ impl Bench<'_> {
         let (start_mib, peak_mib) = memory.end();
         let median = measure::median(&measured.rounds.seconds);
         let gflops = measured.operations.all() as f64 / median / 1e9;
-        let read = measured.bytes_read.map(|bytes| bytes as f64 / median / 1e9 / ceilings.read_gb_s);
+        let bytes_read = measured.traffic.read();
+        let read = bytes_read.map(|bytes| bytes as f64 / median / 1e9 / ceilings.read_gb_s);
         WorkloadResult {
             name: measured.workload,
             shape: self.shape.name.clone(),
@@ -176,7 +219,7 @@ impl Bench<'_> {
             tokens_per_second: measured.tokens as f64 / median,
             gflops,
             fraction_of_gemm: gflops / ceilings.gemm(dtype),
-            bytes_read: measured.bytes_read,
+            bytes_read,
             fraction_of_read: read,
             start_mib,
             peak_mib,
@@ -200,6 +243,12 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_sorted_and_deduplicated() {
+        assert_eq!(threads(&[4, 1, 2, 1]), [1, 2, 4]);
+        assert_eq!(threads(&[0]), [machine::cores()]);
+    }
 
     #[test]
     fn workloads_are_deduplicated_and_ordered() {

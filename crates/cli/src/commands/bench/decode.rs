@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};
 use super::measure::{Round, rounds};
-use super::report::{Measurement, Phase};
+use super::report::{Measurement, Phase, Traffic};
 use super::shape::DecodeBatch;
 use super::{Bench, random_tokens, runtime};
 use crate::failure::Failure;
@@ -76,7 +76,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         batch: format!("{sequences} prompts of {prompt}, {new} new tokens each, greedy{weights}"),
         tokens: sequences * new,
         operations: Operations::decode(config, bench.shape.decode),
-        bytes_read: Some(decode_bytes(config, bench.shape.decode, weight_bytes)),
+        traffic: Traffic::Read(decode_bytes(config, bench.shape.decode, weight_bytes)),
         rounds: measured,
     })
 }

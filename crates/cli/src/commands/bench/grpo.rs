@@ -20,7 +20,7 @@ use rloom_engine::{
 use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
-use super::count::Operations;
+use super::count::{self, Operations};
 use super::measure::{PhaseTimer, Round, rounds};
 use super::report::Measurement;
 use super::shape::GrpoBatch;
@@ -40,7 +40,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         ),
         tokens: prompts * samples * new,
         operations: Operations::grpo(&bench.shape.config, bench.shape.grpo),
-        bytes_read: None,
+        traffic: bench.training_traffic(count::grpo_traffic(&bench.shape.config, bench.shape.grpo)),
         rounds: measured,
     })
 }

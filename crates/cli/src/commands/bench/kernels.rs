@@ -42,7 +42,7 @@ impl KernelBench<'_> {
             })
             .collect();
         let gflops = operations / median(&seconds) / 1e9;
-        self.kernels.push(Kernel { name, m, n, k, gflops, fraction: gflops / self.ceiling });
+        self.kernels.push(Kernel { name, m, n, k, gflops, fraction: gflops / self.ceiling, operations });
     }
 
     fn all<E: Element>(&mut self, config: &ModelConfig, batch: TrainBatch) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
 use rloom_model::{Gradients, Optimizer, PackedTokens, ScoreGrads, ScoreRows};
 
-use super::count::Operations;
+use super::count::{self, Operations};
 use super::measure::{PhaseTimer, rounds};
 use super::report::Measurement;
 use super::shape::TrainBatch;
@@ -59,7 +59,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         batch: format!("{sequences} x {length} tokens"),
         tokens: tokens.len(),
         operations: Operations::train(config, bench.shape.train),
-        bytes_read: None,
+        traffic: bench.training_traffic(count::training_traffic(config, bench.shape.train)),
         rounds: measured,
     })
 }

@@ -62,7 +62,7 @@ fn ceilings(report: &Report) -> Vec<String> {
 }
 
 fn kernel(kernel: &Kernel) -> String {
-    let Kernel { name, m, n, k, gflops, fraction } = kernel;
+    let Kernel { name, m, n, k, gflops, fraction, .. } = kernel;
     let shape = format!("{m} x {n} x {k}");
     format!("  {name:<23} {shape:<20} {gflops:>8.1} GFLOP/s  {:>7}  {}", percent(*fraction), bar(*fraction))
         .trim_end()
