@@ -155,7 +155,8 @@ fn step_traffic(config: &ModelConfig, tokens: usize) -> u64 {
 /// The same for a GRPO step: the reads of its decoding, and a training step on prompts that are shared.
 pub(super) fn grpo_traffic(config: &ModelConfig, batch: GrpoBatch) -> u64 {
     let GrpoBatch { prompts, samples, prompt, new } = batch;
-    let rollout = decode_bytes(config, DecodeBatch { sequences: prompts * samples, prompt, new });
+    let rollout =
+        decode_bytes(config, DecodeBatch { sequences: prompts * samples, prompt, new }, config.dtype.bytes());
     rollout + step_traffic(config, prompts * (prompt + samples * new))
 }
 
@@ -181,7 +182,7 @@ mod tests {
         assert_eq!(training_traffic(&bf16.config, bf16.train), 3_084_544 * 44 + tokens * kept);
         // 16 prompts of 16 tokens and 128 completions of 64 tokens.
         let kept = shape.config.training_bytes_per_token(ActivationCheckpointing::None);
-        let decode = decode_bytes(&shape.config, DecodeBatch { sequences: 128, prompt: 16, new: 64 });
+        let decode = decode_bytes(&shape.config, DecodeBatch { sequences: 128, prompt: 16, new: 64 }, 4);
         let step = 3_084_544 * 48 + 2 * (256 + 8192) * kept;
         assert_eq!(grpo_traffic(&shape.config, shape.grpo), decode + step);
     }
