@@ -236,7 +236,7 @@ fn the_programs_of_the_comparison_are_embedded() {
     let sandbox = with_python(PYTHON);
     assert_eq!(compare(&sandbox, &["train", "--threads", "1"]).code, Some(0));
     // Other measurements.
-    let others = ["cluster_times.py", "make_qwen_shape.py"];
+    let others = ["cluster_times.py", "make_qwen_shape.py", "torch_grpo.py"];
     let written = sandbox.path("caches/rloom/bench/scripts");
     let texts = |root: &Path| -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
