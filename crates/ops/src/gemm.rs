@@ -259,7 +259,7 @@ impl Product<'_> {
         let in_place =
             matches!(self.b, Right::Panels(_)) && !(widens && small_tiles && rows.len() > WIDENED_ROWS);
         let right = if in_place { 0 } else { WIDEST * LANES * room_steps * floats };
-        // Small tiles copy even f32 that could be read in place, unless there are fewer rows than their loads allow for.
+        // Small tiles copy even f32 that could be read in place; one or two rows are too few to pay for it.
         let packs = self.group == 1 && rows.len() > 2 && small_tiles;
         let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };

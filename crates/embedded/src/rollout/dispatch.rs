@@ -58,7 +58,7 @@ pub(crate) struct LaneQueue {
 }
 
 impl LaneQueue {
-    /// The queue of a lane whose cache holds so many tokens.
+    /// The queue of a lane whose cache holds this number of tokens.
     fn new(cache_tokens: usize) -> Self {
         Self {
             queue: BTreeMap::new(),
@@ -310,7 +310,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The state of this number of lanes, each with a cache for so many tokens.
+    /// The state of this number of lanes, each with a cache for `cache_tokens` tokens.
     pub(crate) fn new(lanes: usize, cache_tokens: usize) -> Self {
         let lanes = (0..lanes).map(|_| LaneQueue::new(cache_tokens)).collect();
         let dispatcher = Dispatcher { lanes, groups: BTreeMap::new(), arrivals: 0, loaded: None, end: None };

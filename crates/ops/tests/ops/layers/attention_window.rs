@@ -119,7 +119,7 @@ fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
     }
 }
 
-/// Rows of one step that are far apart in their sequence, as where only some of a prompt are asked for.
+/// Rows of one step that are far apart in their sequence.
 #[test]
 fn distant_rows_of_a_sequence_may_share_a_step() {
     let case = Case::windowed((4, 2, 16), &[700], 30);
