@@ -111,24 +111,28 @@ fn long_sequences_is_bitwise_identical_to_training() {
     }
 }
 
-#[test]
-fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
-    let case = Case::new((6, 2, 19), &[3, 35, 18]);
+/// Panics unless all instruction sets give the bits of training on the fastest one, in both formats and all orders.
+pub(super) fn check_instruction_sets(case: &Case) {
     let serial = Ctx::serial();
-    let single = expected::<f32>(&serial, &case);
+    let single = expected::<f32>(&serial, case);
     for isa in Isa::available() {
         let ctx = Ctx::with_isa(2, isa).unwrap();
         for chunk in [1, 17] {
-            assert!(stepwise::<f32>(&ctx, &case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
+            assert!(stepwise::<f32>(&ctx, case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
         }
         for order in ORDERS {
-            let want = expected::<Bf16>(&serial.with_order(order).unwrap(), &case);
+            let want = expected::<Bf16>(&serial.with_order(order).unwrap(), case);
             for chunk in [1, 17] {
-                let got = stepwise::<Bf16>(&ctx.with_order(order).unwrap(), &case, chunk, 3);
+                let got = stepwise::<Bf16>(&ctx.with_order(order).unwrap(), case, chunk, 3);
                 assert!(got == want, "{isa:?}, chunks of {chunk} in bf16, {order:?}");
             }
         }
     }
+}
+
+#[test]
+fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
+    check_instruction_sets(&Case::new((6, 2, 19), &[3, 35, 18]));
 }
 
 /// More heads per kv head than the registers hold, with more keys than are read at a time; and more than a tile holds.

@@ -1,13 +1,13 @@
 //! Attention with a window: the last keys of a sequence up to the query.
 
 use rloom_ops::{
-    Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, Order, Segments, attention, attention_cached,
+    Bf16, Buf, CachedRow, Ctx, Element, KV_BLOCK, KvLayer, Order, Segments, attention, attention_cached,
     kv_write,
 };
 
 use crate::layers::attention::Case;
-use crate::layers::attention_cached::{expected, stepwise};
-use crate::layers::support::{ORDERS, assert_same_bits_everywhere, bits, narrow, widen};
+use crate::layers::attention_cached::{check_instruction_sets, expected, stepwise};
+use crate::layers::support::{assert_same_bits_everywhere, bits, narrow, widen};
 use crate::support::{contexts_of_all_orders, sum_of_products};
 
 /// Around blocks, pairs and tiles, and none that is as long as the sequences.
@@ -99,23 +99,8 @@ fn a_long_prompt_in_chunks_is_bitwise_identical_to_training() {
 
 #[test]
 fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
-    let serial = Ctx::serial();
     for (shape, window) in [((6, 2, 19), 11), ((16, 2, 20), 20), ((1, 1, 16), 33)] {
-        let case = Case::windowed(shape, &[3, 35, 58], window);
-        let single = expected::<f32>(&serial, &case);
-        for isa in Isa::available() {
-            let ctx = Ctx::with_isa(2, isa).unwrap();
-            for chunk in [1, 17] {
-                assert!(stepwise::<f32>(&ctx, &case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
-            }
-            for order in ORDERS {
-                let want = expected::<Bf16>(&serial.with_order(order).unwrap(), &case);
-                for chunk in [1, 17] {
-                    let got = stepwise::<Bf16>(&ctx.with_order(order).unwrap(), &case, chunk, 3);
-                    assert!(got == want, "{isa:?}, chunks of {chunk} in bf16, {order:?}");
-                }
-            }
-        }
+        check_instruction_sets(&Case::windowed(shape, &[3, 35, 58], window));
     }
 }
 
