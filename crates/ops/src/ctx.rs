@@ -1,10 +1,12 @@
 //! Execution context of the operations: threads, instruction set, scratch memory.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
-use crate::parallel::run_shared;
+use crate::simulation::{Simulated, Simulation};
+use crate::team::Team;
 use crate::{Buf, Element, Isa, OpsError, Order};
 
 /// Size of the largest scratch buffer that is kept for later calls, in bytes. Larger ones are those of attention over
@@ -20,10 +22,19 @@ pub struct Ctx {
 }
 
 struct Inner {
-    /// Threads in addition to the caller's, which always participates; `None` runs everything on the caller's.
-    helpers: Option<rayon::ThreadPool>,
+    workers: Workers,
     threads: usize,
     scratch: Mutex<Vec<Buf>>,
+}
+
+/// What executes the pieces of an operation.
+enum Workers {
+    /// The calling thread.
+    Caller,
+    /// The calling thread and helpers.
+    Team(Team),
+    /// The calling thread, which measures them.
+    Simulated(Simulation),
 }
 
 impl Ctx {
@@ -34,7 +45,7 @@ impl Ctx {
 
     /// A context that runs everything on the caller's thread, for callers that are parallel themselves.
     pub fn serial() -> Self {
-        Self::from_parts(None, 1, Level::best())
+        Self::from_parts(Workers::Caller, 1, Level::best())
     }
 
     /// As [`Ctx::new`], on a given instruction set, for tests and comparisons.
@@ -71,23 +82,37 @@ impl Ctx {
         Self::build(threads, Level::best().with_software_tiles())
     }
 
-    fn build(threads: usize, level: Level) -> Result<Self, OpsError> {
-        let helpers = match threads {
-            0 => return Err(OpsError::NoThreads),
-            1 => None,
-            _ => Some(
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads - 1)
-                    .thread_name(|i| format!("rloom-ops-{i}"))
-                    .build()
-                    .map_err(|source| OpsError::Threads { threads, source })?,
-            ),
-        };
-        Ok(Self::from_parts(helpers, threads, level))
+    /// A context that divides operations as for `threads` threads, executes them on the calling thread, and predicts what they
+    /// would take: to see on a small machine how well the work is divided for a large one.
+    ///
+    /// # Panics
+    ///
+    /// If `threads` is 0.
+    pub fn simulated(threads: usize) -> Self {
+        assert!(threads > 0, "a compute context needs at least one thread");
+        Self::from_parts(Workers::Simulated(Simulation::default()), threads, Level::best())
     }
 
-    fn from_parts(helpers: Option<rayon::ThreadPool>, threads: usize, level: Level) -> Self {
-        Self { inner: Arc::new(Inner { helpers, threads, scratch: Mutex::new(Vec::new()) }), level }
+    /// The jobs since the last call by their operation, the place in the source that starts them; none unless the context is
+    /// [`simulated`](Self::simulated).
+    pub fn take_simulated(&self) -> Vec<(String, Simulated)> {
+        match &self.inner.workers {
+            Workers::Simulated(simulation) => simulation.take(),
+            Workers::Caller | Workers::Team(_) => Vec::new(),
+        }
+    }
+
+    fn build(threads: usize, level: Level) -> Result<Self, OpsError> {
+        let workers = match threads {
+            0 => return Err(OpsError::NoThreads),
+            1 => Workers::Caller,
+            _ => Workers::Team(Team::new(threads - 1).map_err(|source| OpsError::Threads { threads, source })?),
+        };
+        Ok(Self::from_parts(workers, threads, level))
+    }
+
+    fn from_parts(workers: Workers, threads: usize, level: Level) -> Self {
+        Self { inner: Arc::new(Inner { workers, threads, scratch: Mutex::new(Vec::new()) }), level }
     }
 
     /// Number of threads, including the caller's.
@@ -130,9 +155,11 @@ impl Ctx {
     ///
     /// # Panics
     /// If a call panics, after the others have ended.
+    #[track_caller]
     pub fn parallel_for(&self, n: usize, f: impl Fn(usize) + Sync) {
-        match &self.inner.helpers {
-            Some(pool) if n > 1 => run_shared(pool, self.inner.threads - 1, n, &f),
+        match &self.inner.workers {
+            Workers::Team(team) if n > 1 => team.run(n, &f),
+            Workers::Simulated(simulation) if n > 1 => simulation.run(Location::caller(), self.inner.threads, n, &f),
             _ => (0..n).for_each(f),
         }
     }

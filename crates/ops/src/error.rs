@@ -36,8 +36,8 @@ pub enum OpsError {
     Threads {
         /// Number of threads requested.
         threads: usize,
-        /// Error of the thread pool.
-        source: rayon::ThreadPoolBuildError,
+        /// Error of the operating system.
+        source: std::io::Error,
     },
     /// Zero threads were requested.
     #[error("a compute context needs at least one thread")]

@@ -78,7 +78,6 @@ mod matrix;
 mod norm;
 mod numbers;
 mod pack;
-mod parallel;
 mod partition;
 mod reduce;
 mod rope;
@@ -89,6 +88,8 @@ mod simd_avx2;
 mod simd_neon;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
+mod simulation;
+mod team;
 
 pub use adamw::{AdamW, adamw};
 pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
@@ -127,3 +128,4 @@ pub use norm::{Norm, rms_norm, rms_norm_backward};
 pub use pack::{Packed, pack, repack};
 pub use reduce::{all_finite, scale, sum_squares};
 pub use rope::{RopeTable, rope, rope_backward};
+pub use simulation::Simulated;

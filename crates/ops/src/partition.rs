@@ -8,6 +8,7 @@ use crate::{Ctx, Element};
 
 /// Calls `f(first, count, y)` for consecutive pieces of rows, where `y` holds `count` rows of `width` elements starting
 /// at row `first`. The number of pieces depends on the thread count: `f` must process every row independently.
+#[track_caller]
 pub(crate) fn for_rows<E: Element>(
     ctx: &Ctx,
     y: &mut [E],
@@ -18,6 +19,7 @@ pub(crate) fn for_rows<E: Element>(
 }
 
 /// [`for_rows`] over two outputs with the same number of rows.
+#[track_caller]
 pub(crate) fn for_rows2<A: Element, B: Element>(
     ctx: &Ctx,
     a: &mut [A],
@@ -66,6 +68,7 @@ const BLOCKS_PER_THREAD: usize = 4;
 /// Calls `f(rows, units)` for blocks of an output that is `units` wide. A block has at most `max_rows` rows and, as
 /// long as all threads have work, all units, since a block prepares its rows once; if units must be divided, a block
 /// has `wide` of them, or fewer if there are few rows. Runs on the calling thread alone if the output is `small`.
+#[track_caller]
 pub(crate) fn for_blocks(
     ctx: &Ctx,
     small: bool,
@@ -94,6 +97,7 @@ pub(crate) fn for_blocks(
 
 /// Calls `f(first, count)` for pieces of `columns`, cut at multiples of 16. For sums over rows, where only the columns
 /// may be divided.
+#[track_caller]
 pub(crate) fn for_columns(ctx: &Ctx, columns: usize, rows: usize, f: impl Fn(usize, usize) + Sync) {
     let smallest = MIN_PIECE_FLOATS.div_ceil(rows.max(1));
     let step = columns.div_ceil(ctx.threads()).max(smallest).next_multiple_of(16);

@@ -1,0 +1,106 @@
+//! How well a training step is divided among many threads: the pieces of every operation are measured one after the other on
+//! one thread and distributed over imagined threads.
+//!
+//! ```text
+//! cargo bench -p rloom-model --bench simulated_threads -- [S|M] [SEQUENCES] [TOKENS] [THREADS,…]
+//! ```
+//!
+//! Speed-ups are those of a machine whose threads do not slow each other down; the work outside the jobs and the cost of a
+//! job are included. `imbalance` is the time of the jobs on the threads over an equal share of their pieces.
+
+use std::time::Instant;
+
+use rloom_model::{
+    ActivationCheckpointing, Gradients, Model, ModelConfig, NewModel, Optimizer, OptimizerSettings, PackedTokens,
+    ScoreGrads, ScoreRows,
+};
+use rloom_ops::{Ctx, Simulated};
+
+type Error = Box<dyn std::error::Error>;
+
+/// Seconds from the start of a job until other threads take part, while they wait for it.
+const JOB_COST: f64 = 2e-6;
+/// Operations that are shown, those that lose most time.
+const SHOWN: usize = 6;
+
+fn config(shape: &str) -> Result<ModelConfig, Error> {
+    let (layers, hidden, heads, kv_heads, head_dim, intermediate, vocab) = match shape {
+        "S" => (4, 256, 8, 4, 32, 704, 512),
+        "M" => (24, 896, 14, 2, 64, 4864, 32_000),
+        _ => return Err("the shape is S or M".into()),
+    };
+    let new: NewModel = serde_json::from_value(serde_json::json!({
+        "family": "qwen2", "layers": layers, "hidden_size": hidden, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": head_dim, "intermediate_size": intermediate, "max_positions": 1 << 16,
+    }))?;
+    Ok(new.config(vocab)?)
+}
+
+/// Executes a training step; returns its seconds.
+fn step(ctx: &Ctx, model: &mut Model, gradients: &mut Gradients, optimizer: &mut Optimizer, batch: &PackedTokens<'_>) -> Result<f64, Error> {
+    let start = Instant::now();
+    let scored: Vec<u32> =
+        (0..batch.tokens.len()).filter(|row| !batch.seq_starts.contains(row)).map(|row| row as u32).collect();
+    let (ones, zeros) = (vec![1.0; scored.len()], vec![0.0; scored.len()]);
+    let rows = ScoreRows { rows: &scored, inv_temperature: &ones };
+    let forward = model.forward(ctx, batch, &rows, ActivationCheckpointing::None.into())?;
+    model.backward(ctx, forward, &ScoreGrads { d_logprob: &ones, d_entropy: &zeros, ..ScoreGrads::default() }, gradients)?;
+    optimizer.step(ctx, model, gradients, 1e-4)?;
+    gradients.zero();
+    Ok(start.elapsed().as_secs_f64())
+}
+
+#[expect(clippy::print_stdout, reason = "the output of this program")]
+fn report(threads: usize, elapsed: f64, mut jobs: Vec<(String, Simulated)>) {
+    let lost = |jobs: &Simulated| jobs.parallel.as_secs_f64() - jobs.serial.as_secs_f64() / threads as f64;
+    let sum = |of: &dyn Fn(&Simulated) -> f64| jobs.iter().map(|(_, jobs)| of(jobs)).sum::<f64>();
+    let serial = sum(&|jobs| jobs.serial.as_secs_f64());
+    let parallel = sum(&|jobs| jobs.parallel.as_secs_f64());
+    let outside = elapsed - serial;
+    let cost = sum(&|jobs| jobs.jobs as f64) * JOB_COST;
+    let predicted = outside + parallel + cost;
+    println!(
+        "{threads} threads: {:.1} × one ({:.0} %); {:.2} ms instead of {:.0} ms, of which {:.2} ms outside of jobs and {:.2} ms \
+         to start {:.0} jobs; imbalance {:.2}",
+        elapsed / predicted,
+        100.0 * elapsed / predicted / threads as f64,
+        1e3 * predicted,
+        1e3 * elapsed,
+        1e3 * outside,
+        1e3 * cost,
+        cost / JOB_COST,
+        parallel * threads as f64 / serial,
+    );
+    jobs.sort_by(|(_, a), (_, b)| lost(b).total_cmp(&lost(a)));
+    for (operation, jobs) in jobs.iter().take(SHOWN) {
+        println!(
+            "    {:7.3} ms lost by {operation}: {} jobs of {:.1} pieces, {:.2} ms in all",
+            1e3 * lost(jobs),
+            jobs.jobs,
+            jobs.pieces as f64 / jobs.jobs as f64,
+            1e3 * jobs.serial.as_secs_f64(),
+        );
+    }
+}
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let argument = |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
+    let config = config(&argument(0, "S"))?;
+    let (sequences, length): (usize, usize) = (argument(1, "32").parse()?, argument(2, "128").parse()?);
+    let tokens: Vec<u32> = (0..sequences * length).map(|i| (i * 7919 % config.vocab_size) as u32).collect();
+    let seq_starts: Vec<usize> = (0..=sequences).map(|s| s * length).collect();
+    let batch = PackedTokens { tokens: &tokens, seq_starts: &seq_starts, parents: &[] };
+    let mut model = Model::init(&config, 1);
+    let mut gradients = Gradients::zeros(&model);
+    let mut optimizer = Optimizer::new(&model, OptimizerSettings::default());
+    for threads in argument(3, "2,8,16,64").split(',') {
+        let threads: usize = threads.parse()?;
+        let ctx = Ctx::simulated(threads);
+        step(&ctx, &mut model, &mut gradients, &mut optimizer, &batch)?;
+        ctx.take_simulated();
+        let elapsed = step(&ctx, &mut model, &mut gradients, &mut optimizer, &batch)?;
+        report(threads, elapsed, ctx.take_simulated());
+    }
+    Ok(())
+}
