@@ -22,9 +22,9 @@ impl Gradients {
     }
 
     /// Resets all gradients to zero.
-    pub fn zero(&mut self) {
+    pub fn zero(&mut self, ctx: &Ctx) {
         for buf in self.set.bufs_mut() {
-            buf.fill(0.0);
+            ops::zero(ctx, buf);
         }
     }
 

@@ -28,6 +28,7 @@
 mod backward;
 pub(crate) mod blocks;
 mod cached;
+mod divided;
 mod forward;
 mod kernels;
 mod packed;

@@ -83,21 +83,22 @@ impl Ctx {
     }
 
     /// A context that divides operations as for `threads` threads, executes them on the calling thread, and predicts what they
-    /// would take: to see on a small machine how well the work is divided for a large one.
+    /// would take: to see on a small machine how well the work is divided for a large one. `clock` returns the time,
+    /// best the processor time of the thread.
     ///
     /// # Panics
     ///
     /// If `threads` is 0.
-    pub fn simulated(threads: usize) -> Self {
+    pub fn simulated(threads: usize, clock: fn() -> f64) -> Self {
         assert!(threads > 0, "a compute context needs at least one thread");
-        Self::from_parts(Workers::Simulated(Simulation::default()), threads, Level::best())
+        Self::from_parts(Workers::Simulated(Simulation::new(clock)), threads, Level::best())
     }
 
     /// The jobs since the last call by their operation, the place in the source that starts them; none unless the context is
     /// [`simulated`](Self::simulated).
     pub fn take_simulated(&self) -> Vec<(String, Simulated)> {
         match &self.inner.workers {
-            Workers::Simulated(simulation) => simulation.take(),
+            Workers::Simulated(simulation) => simulation.take(self.inner.threads),
             Workers::Caller | Workers::Team(_) => Vec::new(),
         }
     }
@@ -159,7 +160,7 @@ impl Ctx {
     pub fn parallel_for(&self, n: usize, f: impl Fn(usize) + Sync) {
         match &self.inner.workers {
             Workers::Team(team) if n > 1 => team.run(n, &f),
-            Workers::Simulated(simulation) if n > 1 => simulation.run(Location::caller(), self.inner.threads, n, &f),
+            Workers::Simulated(simulation) if n > 1 => simulation.run(Location::caller(), n, &f),
             _ => (0..n).for_each(f),
         }
     }

@@ -26,7 +26,7 @@ use crate::{Buf, Ctx, Element, Isa};
 /// Maximum columns of C per piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
 /// Multiply-adds below which waking another thread costs more than it gains.
-const SERIAL: usize = 3_000_000;
+const SERIAL: usize = 1_000_000;
 /// Rows whose multiply-adds take as long as reading the weight for one row.
 const READ_ROWS: usize = 3;
 /// Pieces per thread, to balance threads of unequal speed.

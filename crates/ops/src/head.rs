@@ -26,6 +26,8 @@ pub(crate) const TILE_ROWS: usize = 64;
 const ROWS_BACKWARD: usize = 128;
 /// Minimum rows of a backward piece.
 const MIN_ROWS_BACKWARD: usize = 32;
+/// As [`MIN_ROWS_BACKWARD`], where more rows would leave threads without work.
+const FEWEST_ROWS_BACKWARD: usize = 8;
 /// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that
 /// the row blocks that tile products sum are not split. Larger chunks read and write the weight's gradient fewer times;
 /// if that fits in the cache, the derivatives should too.
@@ -392,9 +394,7 @@ impl<E: Element, G: LogitGrad> Backward<'_, E, G> {
                 for b in 0..v.div_ceil(BLOCK) {
                     let columns = block_columns(b, v);
                     let width = columns.len();
-                    let pieces = count
-                        .div_ceil(ROWS_BACKWARD)
-                        .max((2 * ctx.threads()).min(count.div_ceil(MIN_ROWS_BACKWARD)));
+                    let pieces = pieces_backward(count, ctx.threads());
                     let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * width]);
                     ctx.parallel_for(pieces, |i| {
                         let part = count * i / pieces..count * (i + 1) / pieces;
@@ -526,6 +526,12 @@ impl ScoreGrad<'_> {
             }
         }
     }
+}
+
+/// Number of pieces into which the backward pass divides rows.
+fn pieces_backward(rows: usize, threads: usize) -> usize {
+    let balanced = (2 * threads).min(rows.div_ceil(MIN_ROWS_BACKWARD));
+    rows.div_ceil(ROWS_BACKWARD).max(balanced).max(threads.min(rows.div_ceil(FEWEST_ROWS_BACKWARD)))
 }
 
 /// `to += d_logitsᵀ · x` over `count` rows, ascending; `x` is `[count, n]`.

@@ -11,7 +11,7 @@ use crate::{Buf, Ctx, Element, Matrix, Weight, lanes};
 /// Elements below which a sum is not worth a second thread.
 const SMALL: usize = 100_000;
 /// Columns of a bias gradient per piece: enough to read whole cache lines, few enough to occupy all threads.
-const BIAS_COLUMNS: usize = 128;
+const BIAS_COLUMNS: usize = 64;
 
 fn forward<E: Element, O: Element>(
     ctx: &Ctx,

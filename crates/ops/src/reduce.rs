@@ -2,6 +2,11 @@
 
 use crate::{Buf, Ctx, partition};
 
+/// `y = 0`.
+pub fn zero(ctx: &Ctx, y: &mut Buf) {
+    partition::for_rows(ctx, y.as_mut_slice(), 1, |_, _, y| y.fill(0.0));
+}
+
 /// `y *= s`.
 pub fn scale(ctx: &Ctx, y: &mut Buf, s: f32) {
     partition::for_rows(ctx, y.as_mut_slice(), 1, |_, _, y| {

@@ -373,6 +373,7 @@ unsafe fn add_to_keys<E: Element>(
             ends: &ends,
             end: ends[keys.len() - 1],
             head_dim: e,
+            columns: 0..e,
             from_zero: false,
             factors: None,
         };

@@ -1,5 +1,5 @@
-//! Attention over the cache: groups the rows of a step and divides them among the threads. Threads divide rows and kv
-//! heads; the keys of a row are never divided, so one long row on few kv heads occupies few threads.
+//! Attention over the cache: groups the rows of a step and divides them among the threads, by rows and kv heads. Where that
+//! leaves threads without work, as for one long sequence on few kv heads, [`divided`] divides the keys too.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::forward::Workspace;
 use super::tile::Rows;
 use super::token::{self, Token};
 use super::words::Layout;
-use super::{AttentionShape, CachedRow, forward};
+use super::{AttentionShape, CachedRow, divided, forward};
 use crate::cache::KvLayer;
 use crate::disjoint::Disjoint;
 use crate::{Ctx, Element, KV_BLOCK};
@@ -16,7 +16,7 @@ use crate::{Ctx, Element, KV_BLOCK};
 const MAX_ROWS: usize = forward::MAX_TOKENS;
 
 /// Multiply-adds below which a piece costs less than waking a thread for it.
-const MIN_PIECE_FLOPS: usize = 128 * 1024;
+pub(super) const MIN_PIECE_FLOPS: usize = 128 * 1024;
 
 /// Fixed cost of a row, expressed in keys.
 const ROW_KEYS: usize = 32;
@@ -35,6 +35,9 @@ pub(super) fn forward<E: Element>(
     let g = cache.shape.kv_heads;
     let runs = runs(cache.shape, rows);
     let pieces = pieces(ctx, cache.shape, &runs, rows);
+    if pieces.len() < ctx.threads() && divided::pays_off::<E>(ctx, cache.shape, rows) {
+        return divided::forward(ctx, out, q, cache, rows);
+    }
     let keys = rows.iter().map(|row| row.len).max().map_or(0, |keys| forward::span(cache.shape, keys));
     let out = Disjoint::new(out);
     ctx.parallel_for(pieces.len(), |i| {
@@ -67,30 +70,17 @@ unsafe fn attend<E: Element>(
 ) {
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
-    let last = &all[run.end - 1];
-    // Blocks before the first row's window are skipped; keys are counted from there.
-    let skipped = |row: &CachedRow<'_>| shape.first_key(row.len) / KV_BLOCK;
-    let skip = skipped(&all[run.start]);
-    let table = &last.blocks[skip..last.len.div_ceil(KV_BLOCK)];
-    let visible = |row: &CachedRow<'_>| shape.first_key(row.len) - skip * KV_BLOCK..row.len - skip * KV_BLOCK;
-    let keys = visible(last).end;
     let first = (run.start * h + kv_head * group) * e;
-    let (k, v) = cache.head_blocks(kv_head, table);
-    // Queries can be read in place as words if none begins within a word.
-    if run.len() == 1 && e.is_multiple_of(E::GROUP) {
-        let q = q[first..first + group * e].as_ptr().cast();
-        let (layout, scale) = (Layout::of::<E>(e), shape.scale());
-        let next = if kv_head + 1 < shape.kv_heads {
-            Some(cache.head_blocks(kv_head + 1, table).0)
-        } else {
-            let after = all.get(run.end).map(|after| &after.blocks[skipped(after)..]);
-            after.filter(|after| after.len() >= table.len()).map(|after| cache.head_blocks(0, after).0)
-        };
-        let first_key = visible(last).start;
-        let token = Token { q, group, layout, first: first_key, keys, k, v, scale, next };
+    if run.len() == 1 && is_read_in_place::<E>(e) {
+        let token = token(cache, all, run.start, kv_head, q);
         // SAFETY: the table has the row's blocks, all inside the cache; the output is guaranteed by the caller.
         return unsafe { token::attend(ctx.level(), &token, workspace.scratch, out, first) };
     }
+    let last = &all[run.end - 1];
+    let skip = skipped(shape, &all[run.start]);
+    let table = &last.blocks[skip..last.len.div_ceil(KV_BLOCK)];
+    let visible = |row: &CachedRow<'_>| visible(shape, row, skip);
+    let (keys, (k, v)) = (visible(last).end, cache.head_blocks(kv_head, table));
     let rows = Rows { first, token_stride: h * e, group, head_dim: e, tokens: run.len() };
     let visible = |token: usize| visible(&all[run.start + token]);
     let keys = forward::span(shape, keys);
@@ -99,6 +89,45 @@ unsafe fn attend<E: Element>(
     unsafe {
         forward::attend(ctx.level(), rows, q, out, (k, v), shape.scale(), keys, visible, workspace, None);
     }
+}
+
+/// True if queries can be read in place as words, because none begins within a word.
+pub(super) fn is_read_in_place<E: Element>(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(E::GROUP)
+}
+
+/// Blocks before the row's window, which are skipped.
+fn skipped(shape: AttentionShape, row: &CachedRow<'_>) -> usize {
+    shape.first_key(row.len) / KV_BLOCK
+}
+
+/// Keys that the row sees, counted from the first one of block `skip`.
+fn visible(shape: AttentionShape, row: &CachedRow<'_>, skip: usize) -> Range<usize> {
+    shape.first_key(row.len) - skip * KV_BLOCK..row.len - skip * KV_BLOCK
+}
+
+/// Query of row `r` over the keys of one kv head. Queries must be [readable in place](is_read_in_place).
+pub(super) fn token<'a, E: Element>(
+    cache: &'a KvLayer<E>,
+    all: &'a [CachedRow<'_>],
+    r: usize,
+    kv_head: usize,
+    q: &[E],
+) -> Token<'a> {
+    let (shape, row) = (cache.shape, &all[r]);
+    let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
+    let skip = skipped(shape, row);
+    let table = &row.blocks[skip..row.len.div_ceil(KV_BLOCK)];
+    let (k, v) = cache.head_blocks(kv_head, table);
+    let next = if kv_head + 1 < shape.kv_heads {
+        Some(cache.head_blocks(kv_head + 1, table).0)
+    } else {
+        let after = all.get(r + 1).map(|after| &after.blocks[skipped(shape, after)..]);
+        after.filter(|after| after.len() >= table.len()).map(|after| cache.head_blocks(0, after).0)
+    };
+    let Range { start: first, end: keys } = visible(shape, row, skip);
+    let q = q[(r * h + kv_head * group) * e..][..group * e].as_ptr().cast();
+    Token { q, group, layout: Layout::of::<E>(e), first, keys, k, v, scale: shape.scale(), next }
 }
 
 fn runs(shape: AttentionShape, rows: &[CachedRow<'_>]) -> Vec<Run> {

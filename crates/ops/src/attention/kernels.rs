@@ -3,6 +3,8 @@
 //! Both operate on words (see [`words`](super::words)). Keys and values come in blocks of 16 tokens of one kv head:
 //! keys as columns, so that 16 scores are one vector; values as rows.
 
+use std::ops::Range;
+
 use super::blocks::Blocks;
 use super::words::{BLOCK, Products, products};
 use crate::gemm_tile::Arithmetic;
@@ -203,6 +205,8 @@ pub(super) struct Weighted<'a> {
     pub(super) end: usize,
     /// Head size, E.
     pub(super) head_dim: usize,
+    /// Columns to compute: from a multiple of 16, to one or to E.
+    pub(super) columns: Range<usize>,
     /// True if the chains start from zero, false if from the current outputs.
     pub(super) from_zero: bool,
     /// Scale applied to each finished output, if chains end in this call.
@@ -259,6 +263,7 @@ unsafe fn any_rows<S: Simd, M: Products<S>, const STRIDES: usize>(s: S, m: M, x:
                     weights: x.weights.add(row * x.row_step),
                     ends: &x.ends[row..=row],
                     factors: x.factors.map(|factors| &factors[row..=row]),
+                    columns: x.columns.clone(),
                     ..*x
                 };
                 weighted_rows::<S, M, 1, 1, 1, STRIDES>(s, m, &one);
@@ -290,22 +295,22 @@ unsafe fn weighted_rows<
     m: M,
     x: &Weighted<'_>,
 ) {
-    let mut column = 0;
-    // SAFETY: guaranteed by the caller; columns stay below E.
+    let (mut column, end) = (x.columns.start, x.columns.end);
+    // SAFETY: guaranteed by the caller; columns stay below the end.
     unsafe {
-        while column + C * LANES <= x.head_dim {
+        while column + C * LANES <= end {
             weighted_tile::<S, M, R, C, STRIDES>(s, m, x, column);
             column += C * LANES;
         }
-        while column + D * LANES <= x.head_dim {
+        while column + D * LANES <= end {
             weighted_tile::<S, M, R, D, STRIDES>(s, m, x, column);
             column += D * LANES;
         }
-        while column + LANES <= x.head_dim {
+        while column + LANES <= end {
             weighted_tile::<S, M, R, 1, STRIDES>(s, m, x, column);
             column += LANES;
         }
-        if column < x.head_dim {
+        if column < end {
             partial_tile::<S, M, R, STRIDES>(s, m, x, column);
         }
     }
@@ -408,7 +413,7 @@ unsafe fn partial_tile<S: Simd, M: Products<S>, const R: usize, const STRIDES: u
     column: usize,
 ) {
     let group = <M as Arithmetic<S>>::GROUP;
-    let (block_words, lanes) = (BLOCK / group, x.head_dim - column);
+    let (block_words, lanes) = (BLOCK / group, x.columns.end - column);
     let ends: [usize; R] = std::array::from_fn(|r| x.ends[r].min(x.end));
     // SAFETY: as in `weighted_tile`; columns past the last one are not accessed.
     unsafe {

@@ -11,6 +11,8 @@ use super::{AttentionShape, Segments};
 /// Queries per visit of the forward pass, and tokens per piece of a long sequence: large enough to amortise copying the
 /// keys into blocks.
 const CHUNK: usize = 8 * BLOCK;
+/// As [`CHUNK`], where larger pieces would leave threads without work.
+const SHORT_CHUNK: usize = 2 * BLOCK;
 
 /// Location of the rows that a segment sees.
 #[derive(Clone, Copy, Debug)]
@@ -121,16 +123,23 @@ fn families(segments: Segments<'_>) -> Vec<Family> {
     families
 }
 
-fn chunks(positions: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    positions.clone().step_by(CHUNK).map(move |first| first..positions.end.min(first + CHUNK))
+fn chunks(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    positions.clone().step_by(size).map(move |first| first..positions.end.min(first + size))
+}
+
+/// Size of the chunks that give each thread two pieces, if possible.
+fn chunk_size(families: &[Family], kv_heads: usize, threads: usize) -> usize {
+    let tokens: usize = families.iter().flatten().map(|view| view.own().len()).sum();
+    let even = tokens * kv_heads / (2 * threads);
+    (even / BLOCK * BLOCK).clamp(SHORT_CHUNK, CHUNK)
 }
 
 /// All queries of a family with all keys before them, one chunk of queries at a time.
-fn chunked(family: &[View], shape: AttentionShape) -> Vec<Visit> {
+fn chunked(family: &[View], shape: AttentionShape, size: usize) -> Vec<Visit> {
     family
         .iter()
         .flat_map(|&view| {
-            chunks(view.own()).map(move |c| Visit { view, shape, new: c.start, keys: 0..c.end, queries: c })
+            chunks(view.own(), size).map(move |c| Visit { view, shape, new: c.start, keys: 0..c.end, queries: c })
         })
         .collect()
 }
@@ -143,19 +152,19 @@ fn whole(family: &[View], shape: AttentionShape) -> Vec<Visit> {
 }
 
 /// Queries of a family, cut into chunks, each with all keys that they see, from the beginning of a block.
-fn by_query(family: &[View], shape: AttentionShape) -> Vec<Vec<Visit>> {
+fn by_query(family: &[View], shape: AttentionShape, size: usize) -> Vec<Vec<Visit>> {
     let alone = |visit: Visit| {
         let first = shape.first_key(visit.queries.start + 1) / BLOCK * BLOCK;
         vec![Visit { new: first, keys: first..visit.keys.end, ..visit }]
     };
-    chunked(family, shape).into_iter().map(alone).collect()
+    chunked(family, shape, size).into_iter().map(alone).collect()
 }
 
 /// Keys of a family, cut into chunks, each with all queries that see them.
-fn by_key(family: &[View], shape: AttentionShape) -> Vec<Vec<Visit>> {
+fn by_key(family: &[View], shape: AttentionShape, size: usize) -> Vec<Vec<Visit>> {
     let mut pieces = Vec::new();
     for (s, &view) in family.iter().enumerate() {
-        for keys in chunks(view.own()) {
+        for keys in chunks(view.own(), size) {
             // Queries from here on see none of the keys.
             let end = shape.window.map_or(usize::MAX, |window| window.saturating_add(keys.end - 1));
             let visit = |view: View, from: usize, new: usize| {
@@ -202,12 +211,13 @@ fn largest(pieces: &[Piece]) -> usize {
 /// Pieces of the forward pass.
 pub(super) fn forward(segments: Segments<'_>, shape: AttentionShape, threads: usize) -> Vec<Piece> {
     let (families, kv_heads) = (families(segments), shape.kv_heads);
-    let whole = pieces(families.iter().map(|f| chunked(f, shape)).collect(), kv_heads, threads);
+    let whole = pieces(families.iter().map(|f| chunked(f, shape, CHUNK)).collect(), kv_heads, threads);
     let total: usize = whole.iter().map(Piece::cost).sum();
     if 2 * largest(&whole) * threads <= total || threads == 1 {
         return whole;
     }
-    pieces(families.iter().flat_map(|f| by_query(f, shape)).collect(), kv_heads, threads)
+    let size = chunk_size(&families, kv_heads, threads);
+    pieces(families.iter().flat_map(|f| by_query(f, shape, size)).collect(), kv_heads, threads)
 }
 
 /// Pieces of the backward pass.
@@ -233,9 +243,10 @@ pub(super) fn backward(segments: Segments<'_>, shape: AttentionShape, threads: u
     if 5 * share.max(largest(&whole)) <= 7 * share {
         return Backward::Whole(whole);
     }
+    let size = chunk_size(&families, kv_heads, threads);
     Backward::Parts {
-        by_query: pieces(families.iter().flat_map(|f| by_query(f, shape)).collect(), kv_heads, threads),
-        by_key: pieces(families.iter().flat_map(|f| by_key(f, shape)).collect(), kv_heads, threads),
+        by_query: pieces(families.iter().flat_map(|f| by_query(f, shape, size)).collect(), kv_heads, threads),
+        by_key: pieces(families.iter().flat_map(|f| by_key(f, shape, size)).collect(), kv_heads, threads),
     }
 }
 

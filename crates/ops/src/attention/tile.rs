@@ -232,6 +232,7 @@ impl Tile {
                     ends: &self.limit[rows.clone()],
                     end,
                     head_dim: layout.head_dim,
+                    columns: 0..layout.head_dim,
                     from_zero: first == common && begin <= first,
                     factors: (end == max_limit).then(|| &factor[rows.clone()]),
                 };
@@ -270,6 +271,7 @@ impl Tile {
                 ends: &self.limit[row..=row],
                 end: part.end.min(self.limit[row]),
                 factors: None,
+                columns: sums.columns.clone(),
                 ..*sums
             };
             // SAFETY: guaranteed by the caller.

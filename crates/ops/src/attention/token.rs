@@ -82,66 +82,111 @@ unsafe fn attend_heads<E: Element>(
     out: Disjoint<'_, E>,
     at: usize,
 ) {
-    let &Token { q, group, layout, first, keys, k, v, scale, next } = token;
-    let e = layout.head_dim;
+    let e = token.layout.head_dim;
     let (sums, scores) = scratch.split_at_mut(MAX_ROWS * e);
-    let first_scores = scores.as_mut_ptr();
-    // If several calls are needed for all heads, each of them reads some keys at a time, which stay in the cache.
-    let pass = tile::pass_blocks(group, layout.columns());
-    for blocks in passes(keys.div_ceil(BLOCK), pass) {
-        for heads in groups(group) {
-            let args = Scores {
-                // A block of values has as many words as a block of keys.
-                prefetch: (heads.start == 0).then_some(v),
-                q: each_row(&heads, |head| q.wrapping_add(head * layout.row())),
-                rows: heads.len(),
-                k,
-                blocks: (blocks.start, blocks.end),
-                words: layout.row(),
-                scale,
-                out: first_scores.wrapping_add(heads.start * stride + blocks.start * BLOCK),
-                stride,
-            };
-            // SAFETY: the caller guarantees queries and blocks, and room for the scores.
-            unsafe { kernels::scores::<E>(level, &args) };
-        }
-    }
     let mut inverse = [0.0; MAX_ROWS];
-    for (scores, inverse) in scores.chunks_mut(stride).zip(&mut inverse[..group]) {
-        softmax::hide(scores, first);
-        // SAFETY: `softmax` has no further requirements.
-        *inverse = 1.0
-            / unsafe { softmax::softmax::<E>(level, &mut scores[..keys.next_multiple_of(BLOCK)], keys) }.1;
-    }
-    let to = sums.as_mut_ptr();
-    let pass = tile::pass_blocks(group, layout.rows());
-    for blocks in passes(keys.div_ceil(BLOCK), pass) {
-        let end = keys.min(blocks.end * BLOCK);
-        for heads in groups(group) {
-            let sum = Weighted {
-                prefetch: next.filter(|_| heads.start == 0),
-                out: each_row(&heads, |head| to.wrapping_add(head * e)),
-                rows: heads.len(),
-                weights: first_scores.wrapping_add(heads.start * stride),
-                row_step: stride,
-                word_step: 1,
-                summands: v,
-                start: first.max(blocks.start * BLOCK),
-                ends: &[keys; ROWS][..heads.len()],
-                end,
-                head_dim: e,
-                from_zero: blocks.start == 0,
-                factors: (end == keys).then(|| &inverse[heads.clone()]),
-            };
-            // SAFETY: as above; there is room for the sums.
-            unsafe { kernels::add_weighted::<E>(level, &sum) };
+    // SAFETY: the caller guarantees queries, blocks and the output; there is room for the scores and the sums.
+    unsafe {
+        token.scores::<E>(level, 0..token.keys.div_ceil(BLOCK), scores.as_mut_ptr(), stride);
+        for (scores, inverse) in scores.chunks_mut(stride).zip(&mut inverse[..token.group]) {
+            *inverse = token.softmax::<E>(level, scores);
         }
+        token.sums::<E>(level, 0..e, scores.as_ptr(), stride, &inverse, sums.as_mut_ptr());
+        rows::scatter::<E, E>(level, out, &[at], &sums[..token.group * e], token.group * e);
     }
-    // SAFETY: the caller guarantees the output.
-    unsafe { rows::scatter::<E, E>(level, out, &[at], &sums[..group * e], group * e) }
 }
 
-/// Ranges of at most `size` of `count` blocks.
-fn passes(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..count).step_by(size).map(move |first| first..count.min(first.saturating_add(size)))
+impl Token<'_> {
+    /// Scores of all heads for the keys of some blocks, written where those of all keys would be; `stride` floats from one
+    /// head to the next.
+    ///
+    /// # Safety
+    ///
+    /// As for [`attend`]; `to` must have room, and no other thread may access the scores of these blocks.
+    pub(super) unsafe fn scores<E: Element>(
+        &self,
+        level: Level,
+        blocks: Range<usize>,
+        to: *mut f32,
+        stride: usize,
+    ) {
+        let &Self { q, group, layout, k, v, scale, .. } = self;
+        // If several calls are needed for all heads, each of them reads some keys at a time, which stay in the cache.
+        let pass = tile::pass_blocks(group, layout.columns());
+        for blocks in passes(blocks, pass) {
+            for heads in groups(group) {
+                let args = Scores {
+                    // A block of values has as many words as a block of keys.
+                    prefetch: (heads.start == 0).then_some(v),
+                    q: each_row(&heads, |head| q.wrapping_add(head * layout.row())),
+                    rows: heads.len(),
+                    k,
+                    blocks: (blocks.start, blocks.end),
+                    words: layout.row(),
+                    scale,
+                    out: to.wrapping_add(heads.start * stride + blocks.start * BLOCK),
+                    stride,
+                };
+                // SAFETY: guaranteed by the caller.
+                unsafe { kernels::scores::<E>(level, &args) };
+            }
+        }
+    }
+
+    /// Replaces the scores of a head by unnormalized probabilities, as words; returns 1 over their sum.
+    pub(super) fn softmax<E: Element>(&self, level: Level, scores: &mut [f32]) -> f32 {
+        softmax::hide(scores, self.first);
+        let scores = &mut scores[..self.keys.next_multiple_of(BLOCK)];
+        // SAFETY: `softmax` only requires the instruction set.
+        1.0 / unsafe { softmax::softmax::<E>(level, scores, self.keys) }.1
+    }
+
+    /// Weighted sums of some columns of the values for all heads, E floats from one head to the next; `columns` as in
+    /// [`Weighted`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`attend`]; `weights` are those of [`softmax`](Self::softmax), `to` must have room, and no other thread may
+    /// access the columns.
+    pub(super) unsafe fn sums<E: Element>(
+        &self,
+        level: Level,
+        columns: Range<usize>,
+        weights: *const f32,
+        stride: usize,
+        inverse: &[f32],
+        to: *mut f32,
+    ) {
+        let &Self { group, layout, first, keys, v, next, .. } = self;
+        let e = layout.head_dim;
+        let pass = tile::pass_blocks(group, layout.rows());
+        for blocks in passes(0..keys.div_ceil(BLOCK), pass) {
+            let end = keys.min(blocks.end * BLOCK);
+            for heads in groups(group) {
+                let sum = Weighted {
+                    prefetch: next.filter(|_| heads.start == 0),
+                    out: each_row(&heads, |head| to.wrapping_add(head * e)),
+                    rows: heads.len(),
+                    weights: weights.wrapping_add(heads.start * stride),
+                    row_step: stride,
+                    word_step: 1,
+                    summands: v,
+                    start: first.max(blocks.start * BLOCK),
+                    ends: &[keys; ROWS][..heads.len()],
+                    end,
+                    head_dim: e,
+                    columns: columns.clone(),
+                    from_zero: blocks.start == 0,
+                    factors: (end == keys).then(|| &inverse[heads.clone()]),
+                };
+                // SAFETY: guaranteed by the caller.
+                unsafe { kernels::add_weighted::<E>(level, &sum) };
+            }
+        }
+    }
+}
+
+/// Consecutive ranges of at most `size` of the blocks.
+fn passes(blocks: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    blocks.clone().step_by(size).map(move |first| first..blocks.end.min(first.saturating_add(size)))
 }
