@@ -7,6 +7,11 @@ use crate::{RolloutError, RolloutSettings};
 /// faster: each has its share of the sequences and waits for no other thread within a step.
 const LARGE_MODEL_BYTES: u64 = 256 << 20;
 
+/// Most lanes that are chosen automatically. A group has some ten or hundred completions; divided among more lanes, each would
+/// have so few rows per step that reading the weights takes as long as computing with them, and lanes would read them from
+/// memory at the same time.
+const MOST_LANES: usize = 16;
+
 /// Upper limit of the automatic cache size.
 const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
 
@@ -23,11 +28,11 @@ pub fn is_large(parameter_bytes: u64) -> bool {
     parameter_bytes > LARGE_MODEL_BYTES
 }
 
-/// Number of lanes of an engine with `threads` threads.
+/// Number of lanes of an engine with `threads` threads. Automatically, each has as many threads.
 pub fn lanes(parameter_bytes: u64, threads: usize, settings: &RolloutSettings) -> usize {
     match settings.lanes {
         0 if is_large(parameter_bytes) => 1,
-        0 => threads,
+        0 => threads / threads.div_ceil(MOST_LANES).max(1),
         lanes => lanes,
     }
 }
@@ -106,6 +111,8 @@ mod tests {
         let automatic = RolloutSettings::default();
         assert_eq!(lanes(LARGE_MODEL_BYTES, 8, &automatic), 8);
         assert_eq!(lanes(LARGE_MODEL_BYTES + 1, 8, &automatic), 1);
+        let of_threads = |threads| lanes(LARGE_MODEL_BYTES, threads, &automatic);
+        assert_eq!([1, 16, 17, 24, 64, 100].map(of_threads), [1, 16, 8, 12, 16, 14]);
         let fixed = RolloutSettings { lanes: 3, ..automatic };
         assert_eq!(lanes(u64::MAX, 8, &fixed), 3);
     }

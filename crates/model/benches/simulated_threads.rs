@@ -1,18 +1,21 @@
-//! How well a training step is divided among many threads: the pieces of every operation are measured one after the other on
+//! How well a training step, or a step of decoding, is divided among many threads: the pieces of every operation are measured one after the other on
 //! one thread and distributed over imagined threads.
 //!
 //! ```text
-//! cargo bench -p rloom-model --bench simulated_threads -- [S|M] [SEQUENCES] [TOKENS] [THREADS,…]
+//! cargo bench -p rloom-model --bench simulated_threads -- S|M train SEQUENCES TOKENS THREADS,…
+//! cargo bench -p rloom-model --bench simulated_threads -- S|M decode SEQUENCES TOKENS THREADS,…
 //! ```
+//!
+//! A step of decoding computes one token after TOKENS − 1 of each sequence.
 //!
 //! Speed-ups are those of a machine whose threads do not slow each other down; the work outside the jobs and the cost of a
 //! job are included. `imbalance` is the time of the jobs on the threads over an equal share of their pieces.
 
 use rloom_model::{
-    ActivationCheckpointing, Gradients, Model, ModelConfig, NewModel, Optimizer, OptimizerSettings, PackedTokens,
-    ScoreGrads, ScoreRows,
+    ActivationCheckpointing, Gradients, KvCache, Model, ModelConfig, NewModel, Optimizer, OptimizerSettings,
+    PackedTokens, RowRequest, ScoreGrads, ScoreRows, StepRow, StepScratch,
 };
-use rloom_ops::{Ctx, Simulated};
+use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK, Simulated};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -48,20 +51,6 @@ fn of_clock() -> f64 {
         std::hint::black_box(clock());
     }
     (clock() - start) / CALLS as f64
-}
-
-/// Executes a training step; returns its seconds.
-fn step(ctx: &Ctx, model: &mut Model, gradients: &mut Gradients, optimizer: &mut Optimizer, batch: &PackedTokens<'_>) -> Result<f64, Error> {
-    let start = clock();
-    let scored: Vec<u32> =
-        (0..batch.tokens.len()).filter(|row| !batch.seq_starts.contains(row)).map(|row| row as u32).collect();
-    let (ones, zeros) = (vec![1.0; scored.len()], vec![0.0; scored.len()]);
-    let rows = ScoreRows { rows: &scored, inv_temperature: &ones };
-    let forward = model.forward(ctx, batch, &rows, ActivationCheckpointing::None.into())?;
-    model.backward(ctx, forward, &ScoreGrads { d_logprob: &ones, d_entropy: &zeros, ..ScoreGrads::default() }, gradients)?;
-    optimizer.step(ctx, model, gradients, 1e-4)?;
-    gradients.zero(ctx);
-    Ok(clock() - start)
 }
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
@@ -101,24 +90,63 @@ fn report(threads: usize, elapsed: f64, mut jobs: Vec<(String, Simulated)>) {
     }
 }
 
-fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let argument = |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
-    let config = config(&argument(0, "S"))?;
-    let (sequences, length): (usize, usize) = (argument(1, "32").parse()?, argument(2, "128").parse()?);
+/// Returns a function that executes a training step.
+fn training(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut(&Ctx) -> Result<(), Error> {
     let tokens: Vec<u32> = (0..sequences * length).map(|i| (i * 7919 % config.vocab_size) as u32).collect();
     let seq_starts: Vec<usize> = (0..=sequences).map(|s| s * length).collect();
-    let batch = PackedTokens { tokens: &tokens, seq_starts: &seq_starts, parents: &[] };
-    let mut model = Model::init(&config, 1);
+    let scored: Vec<u32> =
+        (0..tokens.len()).filter(|row| !seq_starts.contains(row)).map(|row| row as u32).collect();
+    let (ones, zeros) = (vec![1.0; scored.len()], vec![0.0; scored.len()]);
+    let mut model = Model::init(config, 1);
     let mut gradients = Gradients::zeros(&model);
     let mut optimizer = Optimizer::new(&model, OptimizerSettings::default());
-    for threads in argument(3, "2,8,16,64").split(',') {
-        let threads: usize = threads.parse()?;
-        let ctx = Ctx::simulated(threads, clock);
-        step(&ctx, &mut model, &mut gradients, &mut optimizer, &batch)?;
+    move |ctx| {
+        let batch = PackedTokens { tokens: &tokens, seq_starts: &seq_starts, parents: &[] };
+        let rows = ScoreRows { rows: &scored, inv_temperature: &ones };
+        let by = ScoreGrads { d_logprob: &ones, d_entropy: &zeros, ..ScoreGrads::default() };
+        let forward = model.forward(ctx, &batch, &rows, ActivationCheckpointing::None.into())?;
+        model.backward(ctx, forward, &by, &mut gradients)?;
+        optimizer.step(ctx, &mut model, &gradients, 1e-4)?;
+        gradients.zero(ctx);
+        Ok(())
+    }
+}
+
+/// Returns a function that executes a step of decoding.
+fn decoding(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut(&Ctx) -> Result<(), Error> {
+    let per_sequence = length.div_ceil(KV_BLOCK) as u32;
+    let tables: Vec<Vec<u32>> =
+        (0..sequences as u32).map(|s| (s * per_sequence..(s + 1) * per_sequence).collect()).collect();
+    let requests: Vec<RowRequest> =
+        (0..sequences as u32).map(|row| RowRequest { row, request: HeadRequest::Logits }).collect();
+    let model = Model::init(config, 1);
+    let mut cache = KvCache::new(config, sequences * per_sequence as usize);
+    let (mut scratch, mut results) = (StepScratch::default(), HeadOutput::default());
+    move |ctx| {
+        let rows: Vec<StepRow<'_>> =
+            tables.iter().map(|blocks| StepRow { token: 1, position: length as u32 - 1, blocks }).collect();
+        Ok(model.step(ctx, &mut cache, &rows, &requests, &mut scratch, &mut results)?)
+    }
+}
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let [shape, workload, sequences, length, threads] = &arguments[..] else {
+        return Err("five arguments: S|M train|decode SEQUENCES TOKENS THREADS,…".into());
+    };
+    let (config, sequences, length) = (config(shape)?, sequences.parse()?, length.parse()?);
+    let mut step: Box<dyn FnMut(&Ctx) -> Result<(), Error>> = match &**workload {
+        "train" => Box::new(training(&config, sequences, length)),
+        "decode" => Box::new(decoding(&config, sequences, length)),
+        _ => return Err("the workload is train or decode".into()),
+    };
+    for threads in threads.split(',') {
+        let ctx = Ctx::simulated(threads.parse()?, clock);
+        step(&ctx)?;
         ctx.take_simulated();
-        let elapsed = step(&ctx, &mut model, &mut gradients, &mut optimizer, &batch)?;
-        report(threads, elapsed, ctx.take_simulated());
+        let start = clock();
+        step(&ctx)?;
+        report(ctx.threads(), clock() - start, ctx.take_simulated());
     }
     Ok(())
 }

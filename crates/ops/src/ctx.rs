@@ -90,8 +90,18 @@ impl Ctx {
     ///
     /// If `threads` is 0.
     pub fn simulated(threads: usize, clock: fn() -> f64) -> Self {
+        Self::serial().simulating(threads, clock)
+    }
+
+    /// As [`simulated`](Self::simulated), computing as this context.
+    ///
+    /// # Panics
+    ///
+    /// If `threads` is 0.
+    #[must_use]
+    pub fn simulating(&self, threads: usize, clock: fn() -> f64) -> Self {
         assert!(threads > 0, "a compute context needs at least one thread");
-        Self::from_parts(Workers::Simulated(Simulation::new(clock)), threads, Level::best())
+        Self::from_parts(Workers::Simulated(Simulation::new(clock)), threads, self.level)
     }
 
     /// The jobs since the last call by their operation, the place in the source that starts them; none unless the context is
@@ -260,6 +270,24 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// Both threads are needed: each piece waits until the other has started.
+    #[test]
+    fn helpers_that_wait_and_helpers_that_sleep_take_part() {
+        let ctx = Ctx::new(2).unwrap();
+        for pause in [0, 0, 20] {
+            std::thread::sleep(std::time::Duration::from_millis(pause));
+            let started = AtomicUsize::new(0);
+            ctx.parallel_for(2, |_| {
+                started.fetch_add(1, Ordering::SeqCst);
+                let since = std::time::Instant::now();
+                while started.load(Ordering::SeqCst) < 2 {
+                    assert!(since.elapsed().as_secs() < 60, "only one thread takes part");
+                    std::thread::yield_now();
+                }
+            });
+        }
     }
 
     #[test]

@@ -150,8 +150,8 @@ pub struct RolloutSettings {
     /// Threads for generation. 0 shares the threads of the engine's compute context; any other number creates the
     /// engine's own threads, so that it runs concurrently with training.
     pub threads: usize,
-    /// Number of lanes, each with its own thread, key-value blocks and batch. 0 (automatic): one per thread for small
-    /// models; for large ones a single lane that uses all threads within each step.
+    /// Number of lanes, each with its own threads, key-value blocks and batch. 0 (automatic): one per thread for small
+    /// models, up to 16; for large ones a single lane that uses all threads within each step.
     pub lanes: usize,
     /// Memory for keys and values over all lanes, in MiB. 0 (automatic): enough for `max_batch` sequences of full
     /// context in every lane, but at most 2 GiB (and never less than one such sequence per lane, up to 64 GiB).
