@@ -180,9 +180,14 @@ impl Shared {
                 let job = self.job.load(Ordering::SeqCst);
                 (job != last && job % 2 == 1).then_some(job)
             };
-            if let Some(job) = wait_for(PATIENCE, next).or_else(|| self.sleep(next)) {
+            let waited_for = wait_for(PATIENCE, next);
+            if let Some(job) = waited_for.or_else(|| self.sleep(next)) {
                 last = job;
                 self.enter(helper, job);
+                if waited_for.is_none() {
+                    // On a busy machine it was woken on the processor of the caller, which would wait for the next sleep.
+                    thread::yield_now();
+                }
             }
         }
     }
