@@ -318,7 +318,7 @@ mod tests {
             }
         }
         let head = 2 * c.vocab_size.next_multiple_of(16) * c.hidden_size;
-        assert_eq!(packed.head.as_ref().map_or(0, |head| head.bytes()), head);
+        assert_eq!(packed.head.as_ref().map_or(0, ops::Packed::bytes), head);
     }
 
     #[test]
