@@ -13,7 +13,7 @@ use crate::{AdapterError, Dtype, GenerationConfig, LoadError, LoraConfig, Model,
 
 impl Model {
     /// This model as the frozen base of a new adapter, which adds nothing yet: `A` is random, `B` is zero. With bf16, the
-    /// f32 matrices are freed unless another handle holds them; then all adapters share one copy.
+    /// f32 matrices are freed unless another handle holds them; all adapters share the packed ones.
     #[must_use]
     pub fn with_adapter(self, config: LoraConfig, seed: u64) -> Self {
         let adapter = Adapter::init(self.config(), config, seed);
@@ -25,7 +25,7 @@ impl Model {
         Self { adapter: self.adapter.map(|adapter| adapter.with_heads(heads)), ..self }
     }
 
-    /// This model for use without training of its weights: with bf16, its matrices are kept in bf16 alone.
+    /// This model for use without training of its weights: with bf16, its matrices are kept in the layout of the kernels alone.
     #[must_use]
     pub fn frozen(self) -> Self {
         let is_frozen = self.base.is_frozen() || self.config().dtype == Dtype::F32;
@@ -49,7 +49,7 @@ impl Model {
     /// until its weights change. Of a model with an adapter, the base, which does not change, is shared as it is.
     #[must_use]
     pub fn packed_only(&self, ctx: &Ctx) -> Self {
-        if self.adapter.is_some() || self.base.is_packed() {
+        if self.adapter.is_some() || self.base.is_frozen() {
             return self.clone();
         }
         Self { base: Arc::new(self.base.packed_only(ctx)), ..self.clone() }

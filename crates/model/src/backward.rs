@@ -79,13 +79,15 @@ impl Model {
         let pass = Pass::new(self, ctx, packed, &batch.positions, segments, batch.dropout.as_ref());
         let mut dx = pass.take(d);
         self.heads_backward(ctx, packed, heads, &batch.seq_starts, &mut dx, d_scores, grads);
+        // A frozen base has no matrices in rows: those of one product at a time are here.
+        let mut room = Buf::default();
         while let Some(saved) = layers.pop() {
             let index = layers.len();
             let grads = match grads {
                 TrainedSet::Full(set) => LayerGradients::Full(&mut set.layers[index]),
                 TrainedSet::Adapter(set) => LayerGradients::Adapter(&mut set.layers[index]),
             };
-            pass.layer_backward(index, saved, &mut dx, grads);
+            pass.layer_backward(index, saved, &mut dx, grads, &mut room);
         }
         if let TrainedSet::Full(set) = grads {
             ops::embedding_backward(ctx, Arc::make_mut(&mut set.embedding), &dx, &batch.tokens, d);
@@ -102,6 +104,7 @@ impl<E: Element> Pass<'_, E> {
         saved: LayerActivations<E>,
         dx: &mut Buf,
         mut grads: LayerGradients<'_>,
+        room: &mut Buf<E>,
     ) {
         let layer = self.layer(index);
         let LayerActivations { x, mut attention, mlp } = saved;
@@ -112,9 +115,9 @@ impl<E: Element> Pass<'_, E> {
             self.hidden(layer, &mid, Some(&mut gate_up));
             MlpActivations { mid, gate_up }
         });
-        self.mlp_backward(layer, mlp, dx, &mut grads);
+        self.mlp_backward(layer, mlp, dx, &mut grads, room);
         let attention = attention.unwrap_or_else(|| self.attend(layer, &x));
-        self.attention_backward(layer, &x, attention, dx, &mut grads);
+        self.attention_backward(layer, &x, attention, dx, &mut grads, room);
     }
 
     /// Backward pass of `mid + silu(gate)·up · Wd`: replaces the derivative with respect to the layer's output in `dx`
@@ -125,6 +128,7 @@ impl<E: Element> Pass<'_, E> {
         saved: MlpActivations<E>,
         dx: &mut Buf,
         grads: &mut LayerGradients<'_>,
+        room: &mut Buf<E>,
     ) {
         let (ctx, t) = (self.ctx, self.tokens());
         let (d, f) = (layer.config.hidden_size, layer.config.intermediate_size);
@@ -132,7 +136,7 @@ impl<E: Element> Pass<'_, E> {
 
         let mut hidden = self.take(f);
         let du = self.low_rank_backward(layer, Projection::Down, dx);
-        let down = layer.weight_rows(Projection::Down, du.as_deref());
+        let down = layer.weight_rows(ctx, Projection::Down, du.as_deref(), room);
         ops::linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, dx, t, down, d, f);
         let d_gate_up = gate_up;
         self.weight_backward(layer, Projection::Down, grads, (dx, du.as_deref()), &hidden);
@@ -144,7 +148,7 @@ impl<E: Element> Pass<'_, E> {
         self.weight_backward(layer, Projection::GateUp, grads, dy, &normed);
         drop(normed);
         let mut d_normed = self.take(d);
-        self.input_backward(layer, Projection::GateUp, &mut d_normed, dy);
+        self.input_backward(layer, Projection::GateUp, &mut d_normed, dy, room);
         let (w, dw) = (&layer.weights.mlp_norm, grads.full().map(|grads| &mut grads.mlp_norm));
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, &mid, w, &rstd, t, d, true);
     }
@@ -158,6 +162,7 @@ impl<E: Element> Pass<'_, E> {
         saved: AttentionActivations<E>,
         dx: &mut Buf,
         grads: &mut LayerGradients<'_>,
+        room: &mut Buf<E>,
     ) {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (d, he, ge) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -167,7 +172,7 @@ impl<E: Element> Pass<'_, E> {
             ops::bias_backward(ctx, d_bias, dx, t, d);
         }
         let mut d_attended = self.take(he);
-        self.input_backward(layer, Projection::Output, &mut d_attended, (dx, du.as_deref()));
+        self.input_backward(layer, Projection::Output, &mut d_attended, (dx, du.as_deref()), room);
         drop(du);
 
         let d_qkv = self.attention_inner(layer, saved, d_attended, grads.full());
@@ -180,7 +185,7 @@ impl<E: Element> Pass<'_, E> {
         self.weight_backward(layer, Projection::Qkv, grads, dy, &normed);
         drop(normed);
         let mut d_normed = self.take(d);
-        self.input_backward(layer, Projection::Qkv, &mut d_normed, dy);
+        self.input_backward(layer, Projection::Qkv, &mut d_normed, dy, room);
         let (w, dw) = (&layer.weights.attention_norm, grads.full().map(|grads| &mut grads.attention_norm));
         ops::rms_norm_backward::<_, f32>(ctx, dx, dw, &d_normed, x, w, &rstd, t, d, true);
     }

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rloom_ops::{self as ops, Bf16, Buf, Ctx, Matrix};
 
-use crate::adapter::Projection;
 use crate::layer::RopeTables;
-use crate::packed::PackedWeights;
+use crate::packed::{PackedLayer, PackedSet, PackedWeights};
 use crate::tensors::{TensorSet, TensorSpec, ValueHead, specs};
 use crate::{Dtype, ModelConfig};
 
@@ -32,52 +31,13 @@ pub(crate) struct Base {
     quantized: OnceLock<Arc<Self>>,
 }
 
-/// Place of the matrices in rows.
+/// Place of the matrices.
 #[derive(Debug, Clone)]
 enum Matrices {
-    /// In the weights, in f32.
-    Wide,
-    /// Those of a frozen bf16 base, which are then empty in the weights.
-    Narrow(NarrowMatrices),
-    /// Nowhere: the weights are only read in their packed form. The embedding is in bf16, unless this one is empty.
+    /// In rows, in the weights, in f32; the packed form is derived from them.
+    Rows,
+    /// In the packed form alone: the weights are frozen. The embedding is in bf16, unless this one is empty.
     Packed(Arc<Buf<Bf16>>),
-}
-
-/// Matrices in bf16. The embedding is one of them if its numbers are: otherwise it stays in f32.
-#[derive(Debug, Clone, Default)]
-struct NarrowMatrices {
-    embedding: Arc<Buf<Bf16>>,
-    /// By [`Projection`].
-    layers: Vec<[Buf<Bf16>; 4]>,
-    head: Option<Buf<Bf16>>,
-}
-
-impl NarrowMatrices {
-    fn empty(config: &ModelConfig) -> Self {
-        Self {
-            embedding: Arc::default(),
-            layers: (0..config.layers).map(|_| Default::default()).collect(),
-            head: config.untied_head().then(Buf::default),
-        }
-    }
-
-    /// Places of the matrices in the order of [`TensorSet::bufs`]; `None` for vectors.
-    fn places(&mut self, c: &ModelConfig) -> Vec<Option<&mut Buf<Bf16>>> {
-        let vectors = |places: &mut Vec<_>, count: usize| places.extend((0..count).map(|_| None));
-        let mut places = vec![Some(Arc::make_mut(&mut self.embedding))];
-        for [qkv, o, gate_up, down] in &mut self.layers {
-            vectors(&mut places, 1);
-            places.push(Some(qkv));
-            vectors(&mut places, usize::from(c.qkv_bias) + 2 * usize::from(c.qk_norm()));
-            places.push(Some(o));
-            vectors(&mut places, 1 + usize::from(c.output_bias));
-            places.extend([Some(gate_up), Some(down)]);
-        }
-        vectors(&mut places, 1);
-        places.extend(self.head.as_mut().map(Some));
-        vectors(&mut places, usize::from(c.output_heads.value()) + usize::from(c.output_heads.value_bias()));
-        places
-    }
 }
 
 impl Clone for Base {
@@ -100,7 +60,7 @@ impl Base {
             config,
             specs,
             weights,
-            matrices: Matrices::Wide,
+            matrices: Matrices::Rows,
             packed: OnceLock::new(),
             stale: Mutex::new(None),
             rope: RopeTables::default(),
@@ -111,47 +71,76 @@ impl Base {
         }
     }
 
-    /// A frozen bf16 base. `fill` writes the weights of one buffer, which is then rounded, so that the weights are never in
-    /// memory as f32 at once.
-    pub(crate) fn narrow<E>(
+    /// A frozen bf16 base. `fill` writes the weights of one buffer, in ascending order; those of a layer are then packed, so
+    /// that the weights are never in memory as f32 at once, nor twice in bf16.
+    pub(crate) fn packed_alone<E>(
         mut config: ModelConfig,
         mut weights: TensorSet,
         mut fill: impl FnMut(usize, &mut Buf) -> Result<(), E>,
     ) -> Result<Self, E> {
         config.dtype = Dtype::Bf16;
-        let mut narrow = NarrowMatrices::empty(&config);
-        let mut digest = Digest::default();
-        for (index, (buf, place)) in weights.bufs_mut().into_iter().zip(narrow.places(&config)).enumerate() {
+        let (ctx, mut digest, mut index) = (Ctx::serial(), Digest::default(), 0);
+        let mut read = |buf: &mut Buf| -> Result<(), E> {
             fill(index, buf)?;
             digest.update(buf.as_slice());
-            // The residual stream begins with the embedding in f32.
-            let is_kept = index == 0 && !ops::is_bf16(buf);
-            if let Some(place) = place.filter(|_| !is_kept) {
-                *place = Buf::zeros(buf.len());
-                ops::round_to_bf16(place, buf);
-                *buf = Buf::default();
-            }
+            index += 1;
+            Ok(())
+        };
+        let mut embedding = Buf::default();
+        let table = Arc::make_mut(&mut weights.embedding);
+        read(table)?;
+        // The residual stream begins with the embedding in f32.
+        if ops::is_bf16(table) {
+            embedding = Buf::zeros(table.len());
+            ops::round_to_bf16(&mut embedding, table);
+            *table = Buf::default();
         }
+        let mut layers = Vec::with_capacity(weights.layers.len());
+        for layer in &mut weights.layers {
+            layer.bufs_mut().try_for_each(&mut read)?;
+            layers.push(PackedLayer::new(&ctx, &config, layer));
+            *layer = layer.without_matrices();
+        }
+        read(&mut weights.norm)?;
+        weights.head.as_mut().map_or(Ok(()), &mut read)?;
+        weights.value.iter_mut().flat_map(ValueHead::bufs_mut).try_for_each(read)?;
+        let head = match &mut weights.head {
+            Some(head) => std::mem::take(head),
+            None => Buf::default(),
+        };
+        let tables = [(&head).into(), (&embedding).into(), (&*weights.embedding).into()];
+        let table = tables.into_iter().find(|table: &Matrix<'_>| !table.is_empty());
+        let packed = PackedSet::of(&ctx, &config, layers, table, weights.value.as_ref());
         let mut base = Self::new(config, weights);
-        base.matrices = Matrices::Narrow(narrow);
+        base.matrices = Matrices::Packed(Arc::new(embedding));
+        base.packed = OnceLock::from(Arc::new(PackedWeights::Bf16(packed)));
         base.digest = OnceLock::from(digest.0);
         Ok(base)
     }
 
-    /// The same weights without f32 matrices, if the model computes in bf16.
+    /// The same weights in packed form alone, if the model computes in bf16.
     pub(crate) fn into_frozen(self) -> Self {
         if self.config.dtype == Dtype::F32 || self.is_frozen() {
             return self;
         }
         let Self { config, weights, folder, .. } = self;
         let filled = |_, _: &mut Buf| Ok::<_, std::convert::Infallible>(());
-        let Ok(base) = Self::narrow(config, weights, filled);
+        let Ok(base) = Self::packed_alone(config, weights, filled);
         Self { folder, ..base }
     }
 
     /// A frozen copy of weights that other handles hold.
     pub(crate) fn to_frozen(&self) -> Arc<Self> {
-        Arc::clone(self.frozen.get_or_init(|| Arc::new(self.clone().into_frozen())))
+        let frozen = || {
+            let from = self.weights.bufs();
+            let copied = |index: usize, buf: &mut Buf| {
+                buf.as_mut_slice().copy_from_slice(from[index].as_slice());
+                Ok::<_, std::convert::Infallible>(())
+            };
+            let Ok(base) = Self::packed_alone(self.config.clone(), TensorSet::zeros(&self.config), copied);
+            Arc::new(Self { folder: self.folder.clone(), ..base })
+        };
+        Arc::clone(self.frozen.get_or_init(frozen))
     }
 
     /// The same weights for scoring and sampling alone: the packed matrices, which are shared with these, without rows.
@@ -170,8 +159,7 @@ impl Base {
     fn with_packed(&self, packed: Arc<PackedWeights>) -> Self {
         let mut base = Self::new(self.config.clone(), self.weights.without_matrices());
         base.matrices = Matrices::Packed(match &self.matrices {
-            Matrices::Wide => Arc::default(),
-            Matrices::Narrow(narrow) => Arc::clone(&narrow.embedding),
+            Matrices::Rows => Arc::default(),
             Matrices::Packed(embedding) => Arc::clone(embedding),
         });
         base.packed = OnceLock::from(packed);
@@ -179,24 +167,16 @@ impl Base {
         base
     }
 
-    /// The same weights with f32 matrices.
+    /// The same weights with f32 matrices in rows.
     pub(crate) fn widened(mut self) -> Self {
-        match std::mem::replace(&mut self.matrices, Matrices::Wide) {
-            Matrices::Wide => {}
-            Matrices::Narrow(mut narrow) => {
-                for (buf, place) in self.weights.bufs_mut().into_iter().zip(narrow.places(&self.config)) {
-                    if let Some(place) = place.filter(|place| !place.is_empty()) {
-                        *buf = widened(place);
-                    }
-                }
+        if let Matrices::Packed(embedding) = std::mem::replace(&mut self.matrices, Matrices::Rows) {
+            if !embedding.is_empty() {
+                let mut wide = Buf::zeros(embedding.len());
+                Matrix::from(&*embedding).copy_to(wide.as_mut_slice());
+                self.weights.embedding = Arc::new(wide);
             }
-            Matrices::Packed(embedding) => {
-                if !embedding.is_empty() {
-                    self.weights.embedding = Arc::new(widened(&embedding));
-                }
-                if let Some(packed) = self.packed.take() {
-                    packed.write_rows(&mut self.weights);
-                }
+            if let Some(packed) = self.packed.take() {
+                packed.write_rows(&mut self.weights);
             }
         }
         self
@@ -224,20 +204,15 @@ impl Base {
         Self::new(config, weights)
     }
 
-    /// True if there are no f32 matrices in rows.
+    /// True if the matrices are in packed form alone.
     pub(crate) fn is_frozen(&self) -> bool {
-        !matches!(self.matrices, Matrices::Wide)
-    }
-
-    /// True if the weights are in packed form alone.
-    pub(crate) fn is_packed(&self) -> bool {
         matches!(self.matrices, Matrices::Packed(_))
     }
 
     /// Digest of the weights: equal weights have equal digests.
     pub(crate) fn digest(&self) -> u64 {
         *self.digest.get_or_init(|| {
-            if self.is_packed() {
+            if self.is_frozen() {
                 return self.clone().widened().digest();
             }
             let mut digest = Digest::default();
@@ -272,38 +247,18 @@ impl Base {
         })
     }
 
-    /// The weight of a product in rows; empty if the weights are in packed form alone.
-    pub(crate) fn matrix(&self, layer: usize, projection: Projection) -> Matrix<'_> {
-        match &self.matrices {
-            Matrices::Narrow(narrow) => (&narrow.layers[layer][projection as usize]).into(),
-            Matrices::Wide | Matrices::Packed(_) => self.weights.layers[layer].matrix(projection).into(),
-        }
-    }
-
     /// The embedding's table.
     pub(crate) fn embedding(&self) -> Matrix<'_> {
-        let narrow = match &self.matrices {
-            Matrices::Narrow(narrow) => &narrow.embedding,
-            Matrices::Packed(embedding) => embedding,
-            Matrices::Wide => return (&*self.weights.embedding).into(),
-        };
-        if narrow.is_empty() { (&*self.weights.embedding).into() } else { (&**narrow).into() }
-    }
-
-    /// Table of the language head: a separate one, or the embedding.
-    pub(crate) fn head_table(&self) -> Matrix<'_> {
         match &self.matrices {
-            Matrices::Narrow(narrow) => narrow.head.as_ref().map_or_else(|| self.embedding(), Matrix::from),
-            Matrices::Wide | Matrices::Packed(_) => self.weights.head_table().into(),
+            Matrices::Packed(narrow) if !narrow.is_empty() => (&**narrow).into(),
+            Matrices::Rows | Matrices::Packed(_) => (&*self.weights.embedding).into(),
         }
     }
-}
 
-/// A matrix in f32.
-fn widened(narrow: &Buf<Bf16>) -> Buf {
-    let mut wide = Buf::zeros(narrow.len());
-    Matrix::from(narrow).copy_to(wide.as_mut_slice());
-    wide
+    /// Table of the language head: a separate one, or the embedding. `None` if the matrices are in packed form alone.
+    pub(crate) fn head_table(&self) -> Option<Matrix<'_>> {
+        (!self.is_frozen()).then(|| self.weights.head_table().into())
+    }
 }
 
 /// A digest of numbers: FNV-1a over words instead of bytes.
@@ -326,27 +281,115 @@ impl Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Family, NewModel, OutputHeads};
+    use crate::{
+        ActivationCheckpointing, Family, Gradients, LoraConfig, LoraTarget, Model, NewModel, OutputHeads,
+        PackedTokens, ScoreGrads, ScoreRows, TensorSpec,
+    };
+
+    fn config(family: Family, heads: OutputHeads, tie_embeddings: bool) -> ModelConfig {
+        let new: NewModel = serde_json::from_value(serde_json::json!({
+            "family": family, "layers": 2, "hidden_size": 40, "heads": 2, "intermediate_size": 24,
+            "max_positions": 8, "tie_embeddings": tie_embeddings,
+        }))
+        .unwrap();
+        let mut config = new.config(37).unwrap();
+        (config.output_bias, config.output_heads, config.dtype) =
+            (family == Family::Llama, heads, Dtype::Bf16);
+        config
+    }
+
+    /// Every matrix is in memory once, in bf16, and the embedding, which is read by rows, in the format of its numbers.
+    fn check_memory(base: &Base, is_bf16: bool) {
+        let c = &base.config;
+        let Matrices::Packed(embedding) = &base.matrices else { panic!("matrices in rows") };
+        let table = c.vocab_size * c.hidden_size;
+        let expected = if is_bf16 { (table, 0) } else { (0, table) };
+        assert_eq!((embedding.len(), base.weights.embedding.len()), expected);
+        let vectors = base.specs.iter().filter(|spec| spec.shape.len() == 1 || spec.is_value_head());
+        let floats: usize = base.weights.bufs().iter().skip(1).map(|buf| buf.len()).sum();
+        assert_eq!(floats, vectors.map(TensorSpec::len).sum::<usize>());
+        let Some(PackedWeights::Bf16(packed)) = base.packed.get().map(|packed| &**packed) else {
+            panic!("not packed in bf16")
+        };
+        for layer in &packed.layers {
+            for projection in crate::adapter::Projection::ALL {
+                let [n, k] = projection.shape(c);
+                assert_eq!(layer.of(projection).bytes(), 2 * n.next_multiple_of(16) * k);
+            }
+        }
+        let head = 2 * c.vocab_size.next_multiple_of(16) * c.hidden_size;
+        assert_eq!(packed.head.as_ref().map_or(0, ops::Packed::bytes), head);
+    }
 
     #[test]
-    fn places_and_buffers_agree() {
-        for family in Family::ALL {
-            for heads in [OutputHeads::Language, OutputHeads::LanguageAndValue] {
-                let new: NewModel = serde_json::from_value(serde_json::json!({
-                    "family": family, "layers": 2, "hidden_size": 8, "heads": 2, "intermediate_size": 8,
-                    "max_positions": 8,
-                }))
-                .unwrap();
-                let mut config = new.config(9).unwrap();
-                (config.output_bias, config.output_heads) = (family == Family::Llama, heads);
-                let set = TensorSet::zeros(&config);
-                let mut is_matrix = vec![false; set.bufs().len()];
-                for spec in specs(&config).iter().filter(|spec| !spec.is_value_head()) {
-                    is_matrix[spec.buffer] = spec.shape.len() > 1;
+    fn frozen_weights_are_in_memory_once() {
+        for (family, heads) in Family::ALL.into_iter().flat_map(|family| {
+            [OutputHeads::Language, OutputHeads::LanguageAndValue].map(|heads| (family, heads))
+        }) {
+            for tie_embeddings in [false, true] {
+                let config = config(family, heads, tie_embeddings);
+                let model = Model::init(&config, 3);
+                let whole = model.base.digest();
+                let shared = model.base.to_frozen();
+                let rounded = Base::clone(&shared).widened();
+                assert!(rounded.weights.bufs().iter().all(|buf| !buf.is_empty()));
+                for base in [
+                    &*shared,
+                    &*Model::init_frozen(&config, 3).base,
+                    &*model.clone().frozen().base,
+                    &*model.frozen().base,
+                ] {
+                    check_memory(base, false);
+                    assert_eq!(base.digest(), whole);
+                    let wide = Base::clone(base).widened();
+                    let pairs = wide.weights.bufs().into_iter().zip(rounded.weights.bufs());
+                    assert!(pairs.into_iter().all(|(a, b)| a.as_slice() == b.as_slice()));
                 }
-                let mut narrow = NarrowMatrices::empty(&config);
-                let places: Vec<bool> = narrow.places(&config).iter().map(Option::is_some).collect();
-                assert_eq!(places, is_matrix);
+                // A file in bf16 has an embedding in bf16.
+                let mut weights = rounded.weights.clone();
+                let mut narrow = Buf::<Bf16>::zeros(weights.embedding.len());
+                ops::round_to_bf16(&mut narrow, &weights.embedding);
+                Matrix::from(&narrow).copy_to(Arc::make_mut(&mut weights.embedding).as_mut_slice());
+                let read = Base::new(config.clone(), weights).into_frozen();
+                check_memory(&read, true);
+                check_memory(&Base::clone(&read).widened().into_frozen(), true);
+            }
+        }
+    }
+
+    /// Scores, and the gradient of an adapter over a base.
+    fn trained(model: &Model) -> (crate::Scores, Gradients) {
+        let (ctx, ids) = (Ctx::new(2).unwrap(), [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8]);
+        let batch = PackedTokens { tokens: &ids, seq_starts: &[0, 7, 11], parents: &[] };
+        let rows = ScoreRows { rows: &[1, 5, 8], inv_temperature: &[1.0; 3] };
+        let by = ScoreGrads { d_logprob: &[1.0; 3], d_entropy: &[0.5; 3], ..ScoreGrads::default() };
+        let forward = model.forward(&ctx, &batch, &rows, ActivationCheckpointing::Block).unwrap();
+        let (scores, mut gradients) = (forward.scores().clone(), Gradients::zeros(model));
+        model.backward(&ctx, forward, &by, &mut gradients).unwrap();
+        (scores, gradients)
+    }
+
+    #[test]
+    fn gradients_over_frozen_weights_are_those_over_weights_in_rows() {
+        for family in Family::ALL {
+            for tie_embeddings in [false, true] {
+                let wide = Model::init(&config(family, OutputHeads::Language, tie_embeddings), 3);
+                let targets: Vec<LoraTarget> =
+                    LoraTarget::LAYER.into_iter().chain([LoraTarget::LmHead]).collect();
+                let mut frozen = wide.clone().with_adapter(LoraConfig::new(3, 6.0, false, &targets), 5);
+                let adapter = frozen.adapter.as_mut().unwrap();
+                for (seed, buf) in adapter.tensors_mut().bufs_mut().into_iter().enumerate() {
+                    for (i, x) in buf.as_mut_slice().iter_mut().enumerate() {
+                        *x += ((i * 37 + seed * 11) % 29) as f32 / 290.0 - 0.05;
+                    }
+                }
+                let in_rows = Model { adapter: frozen.adapter.clone(), ..wide };
+                assert!(frozen.base.is_frozen() && !in_rows.base.is_frozen());
+                let ((scores, gradients), (want, expected)) = (trained(&frozen), trained(&in_rows));
+                assert_eq!(scores, want);
+                for ((spec, got), (_, want)) in gradients.named().zip(expected.named()) {
+                    assert!(got == want && got.iter().any(|&x| x != 0.0), "{family:?} {}", spec.name);
+                }
             }
         }
     }

@@ -10,7 +10,6 @@ use rloom_ops::{
 
 use crate::ModelConfig;
 use crate::adapter::{AdapterLayer, Factors, PackedFactors, PackedLayerFactors, Projection};
-use crate::base::Base;
 use crate::dropout::LoraDropout;
 use crate::model::attention_shape;
 use crate::packed::PackedLayer;
@@ -20,10 +19,9 @@ use crate::tensors::LayerTensors;
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a, E: Element> {
     pub(crate) config: &'a ModelConfig,
-    /// Its vectors; matrices may be in bf16 alone ([`Layer::matrix`]).
+    /// Its vectors; matrices may be in packed form alone ([`Layer::matrix`]).
     pub(crate) weights: &'a LayerTensors,
     pub(crate) packed: &'a PackedLayer<E>,
-    pub(crate) base: &'a Base,
     pub(crate) index: usize,
     pub(crate) adapter: Option<(&'a AdapterLayer, &'a PackedLayerFactors<E>)>,
     /// Dropout of the adapter's inputs, in training.
@@ -31,9 +29,17 @@ pub(crate) struct Layer<'a, E: Element> {
 }
 
 impl<'a, E: Element> Layer<'a, E> {
-    /// The weight of a product in rows.
-    pub(crate) fn matrix(&self, projection: Projection) -> Matrix<'a> {
-        self.base.matrix(self.index, projection)
+    /// The weight of a product in rows. That of a frozen base is unpacked into `room`.
+    pub(crate) fn matrix<'b>(&self, ctx: &Ctx, projection: Projection, room: &'b mut Buf<E>) -> Matrix<'b>
+    where
+        'a: 'b,
+    {
+        let rows = self.weights.matrix(projection);
+        if !rows.is_empty() {
+            return rows.into();
+        }
+        ops::unpack(ctx, room, self.packed.of(projection));
+        (&*room).into()
     }
 
     /// The adapter's factors for a product, and their packed form.

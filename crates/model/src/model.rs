@@ -79,29 +79,24 @@ impl Model {
     /// `1/√(2·layers)` (Radford et al., 2019, "Language models are unsupervised multitask learners"). Deterministic in
     /// configuration and seed.
     pub fn init(config: &ModelConfig, seed: u64) -> Self {
-        let mut weights = TensorSet::zeros(config);
-        let std = config.initializer_range;
-        let residual_std = std / (2.0 * config.layers as f64).sqrt();
-        let specs = specs(config);
-        let mut bufs = weights.bufs_mut();
-        for (index, spec) in specs.iter().enumerate() {
-            let values = &mut bufs[spec.buffer].as_mut_slice()[spec.offset..][..spec.len()];
-            if spec.is_value_head() {
-                continue;
-            }
-            if spec.decays {
-                let writes_residual =
-                    spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
-                let std = if writes_residual { residual_std } else { std };
-                let stream = RandomKey::new(seed, 0, Purpose::Init, index as u64).stream();
-                for (i, value) in values.iter_mut().enumerate() {
-                    *value = (std * stream.normal(i as u64)) as f32;
-                }
-            } else if spec.name.ends_with("norm.weight") {
-                values.fill(1.0);
-            }
+        let (mut weights, specs) = (TensorSet::zeros(config), specs(config));
+        for (index, buf) in weights.bufs_mut().into_iter().enumerate() {
+            fill_initially(config, &specs, seed, index, buf);
         }
         Self::with_weights(config.clone(), weights)
+    }
+
+    /// As [`init`](Self::init), [frozen](Self::frozen): with bf16, the weights are never in memory as f32 at once.
+    pub fn init_frozen(config: &ModelConfig, seed: u64) -> Self {
+        if config.dtype == Dtype::F32 {
+            return Self::init(config, seed);
+        }
+        let specs = specs(config);
+        let Ok(base) = Base::packed_alone(config.clone(), TensorSet::zeros(config), |index, buf| {
+            fill_initially(config, &specs, seed, index, buf);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        Self::with_base(base)
     }
 
     /// Loads the Hugging Face folder of a causal language model: `config.json` and `safetensors` weights, single or
@@ -114,16 +109,16 @@ impl Model {
         Self::load_as(folder, OutputHeads::Language)
     }
 
-    /// As [`load`](Self::load), for a base that is not trained, computing in `dtype`: with bf16, its matrices are never
-    /// in memory as f32 at once.
+    /// As [`load`](Self::load), for a base that is not trained, computing in `dtype`: with bf16, its matrices are in memory
+    /// once, in the layout of the kernels.
     pub fn load_frozen(folder: &Path, dtype: Dtype) -> Result<Self, LoadError> {
         if dtype == Dtype::F32 {
             return Self::load(folder);
         }
         if adapter::is_adapter(folder) {
-            return Self::load_adapter(folder, OutputHeads::Language, &Self::load_narrow);
+            return Self::load_adapter(folder, OutputHeads::Language, &Self::load_packed);
         }
-        Self::load_narrow(folder)
+        Self::load_packed(folder)
     }
 
     /// Loads the Hugging Face folder of a critic: a token classifier with one label.
@@ -166,10 +161,10 @@ impl Model {
         Ok(Self::with_base(base))
     }
 
-    fn load_narrow(folder: &Path) -> Result<Self, LoadError> {
+    fn load_packed(folder: &Path) -> Result<Self, LoadError> {
         let file = OpenModel::open(folder, OutputHeads::Language)?;
         let weights = TensorSet::zeros(&file.config);
-        let mut base = Base::narrow(file.config.clone(), weights, |index, buf| file.read(index, buf))?;
+        let mut base = Base::packed_alone(file.config.clone(), weights, |index, buf| file.read(index, buf))?;
         base.folder = Some(folder.to_owned());
         Ok(Self::with_base(base))
     }
@@ -421,7 +416,6 @@ impl Model {
             config: self.config(),
             weights: &self.weights().layers[index],
             packed: &packed.set.layers[index],
-            base: &self.base,
             index,
             adapter: adapter.map(|(adapter, packed)| (&adapter.tensors.layers[index], &packed.layers[index])),
             dropout: None,
@@ -442,6 +436,27 @@ impl Model {
 
     pub(crate) fn buf_pool(&self) -> &Arc<BufPool> {
         &self.pool
+    }
+}
+
+/// Writes the initial values of the tensors of one buffer, which has zeros.
+fn fill_initially(config: &ModelConfig, specs: &[TensorSpec], seed: u64, buffer: usize, buf: &mut Buf) {
+    let std = config.initializer_range;
+    let residual_std = std / (2.0 * config.layers as f64).sqrt();
+    let of_buffer = specs.iter().enumerate().filter(|(_, spec)| spec.buffer == buffer);
+    for (index, spec) in of_buffer.filter(|(_, spec)| !spec.is_value_head()) {
+        let values = &mut buf.as_mut_slice()[spec.offset..][..spec.len()];
+        if spec.decays {
+            let writes_residual =
+                spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
+            let std = if writes_residual { residual_std } else { std };
+            let stream = RandomKey::new(seed, 0, Purpose::Init, index as u64).stream();
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = (std * stream.normal(i as u64)) as f32;
+            }
+        } else if spec.name.ends_with("norm.weight") {
+            values.fill(1.0);
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! The matrices of a model in the layout of the kernels, created once per version of the weights.
 
-use rloom_ops::{self as ops, Bf16, Ctx, Element, Packed, Weight};
+use rloom_ops::{self as ops, Bf16, Ctx, Element, Matrix, Packed, Weight};
 
 use crate::adapter::{PackedAdapterSet, PackedFactors, Projection};
 use crate::base::Base;
-use crate::tensors::TensorSet;
-use crate::{Dtype, OutputHeads};
+use crate::tensors::{LayerTensors, TensorSet, ValueHead};
+use crate::{Dtype, ModelConfig, OutputHeads};
 
 /// Packed matrices of one layer.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ pub(crate) enum PackedWeights {
 impl PackedWeights {
     pub(crate) fn new(ctx: &Ctx, base: &Base) -> Self {
         match base.config.dtype {
-            Dtype::F32 => Self::F32(PackedSet::new(ctx, base)),
-            Dtype::Bf16 => Self::Bf16(PackedSet::new(ctx, base)),
+            Dtype::F32 => Self::F32(PackedSet::new(ctx, &base.config, &base.weights)),
+            Dtype::Bf16 => Self::Bf16(PackedSet::new(ctx, &base.config, &base.weights)),
         }
     }
 
@@ -60,8 +60,8 @@ impl PackedWeights {
     /// Packs other weights of the same shape into the same memory.
     pub(crate) fn repack(&mut self, ctx: &Ctx, base: &Base) {
         match self {
-            Self::F32(set) => set.repack(ctx, base),
-            Self::Bf16(set) => set.repack(ctx, base),
+            Self::F32(set) => set.repack(ctx, &base.weights),
+            Self::Bf16(set) => set.repack(ctx, &base.weights),
         }
     }
 }
@@ -124,26 +124,50 @@ impl ModelElement for Bf16 {
     }
 }
 
-impl<E: Element> PackedSet<E> {
-    fn new(ctx: &Ctx, base: &Base) -> Self {
-        let c = &base.config;
-        let layer = |layer: usize| {
-            let pack = |projection: Projection| {
-                let [n, k] = projection.shape(c);
-                ops::pack(ctx, base.matrix(layer, projection), n, k)
-            };
-            PackedLayer {
-                qkv: pack(Projection::Qkv),
-                o: pack(Projection::Output),
-                gate_up: pack(Projection::GateUp),
-                down: pack(Projection::Down),
-            }
+impl<E: Element> PackedLayer<E> {
+    pub(crate) fn new(ctx: &Ctx, c: &ModelConfig, weights: &LayerTensors) -> Self {
+        let pack = |projection: Projection| {
+            let [n, k] = projection.shape(c);
+            ops::pack(ctx, weights.matrix(projection), n, k)
         };
+        Self {
+            qkv: pack(Projection::Qkv),
+            o: pack(Projection::Output),
+            gate_up: pack(Projection::GateUp),
+            down: pack(Projection::Down),
+        }
+    }
+
+    /// The weight of a product.
+    pub(crate) fn of(&self, projection: Projection) -> &Packed<E> {
+        match projection {
+            Projection::Qkv => &self.qkv,
+            Projection::Output => &self.o,
+            Projection::GateUp => &self.gate_up,
+            Projection::Down => &self.down,
+        }
+    }
+}
+
+impl<E: Element> PackedSet<E> {
+    fn new(ctx: &Ctx, c: &ModelConfig, weights: &TensorSet) -> Self {
+        let layers = weights.layers.iter().map(|layer| PackedLayer::new(ctx, c, layer)).collect();
+        Self::of(ctx, c, layers, Some(weights.head_table().into()), weights.value.as_ref())
+    }
+
+    /// Packed layers and heads: the language head, if there is one, from the rows of `table`.
+    pub(crate) fn of(
+        ctx: &Ctx,
+        c: &ModelConfig,
+        layers: Vec<PackedLayer<E>>,
+        table: Option<Matrix<'_>>,
+        value: Option<&ValueHead>,
+    ) -> Self {
         let (heads, d) = (c.output_heads, c.hidden_size);
         Self {
-            layers: (0..c.layers).map(layer).collect(),
-            head: heads.language().then(|| ops::pack(ctx, base.head_table(), c.vocab_size, d)),
-            value: base.weights.value.as_ref().map(|head| ops::pack(ctx, &head.weight, heads.labels(), d)),
+            layers,
+            head: table.filter(|_| heads.language()).map(|table| ops::pack(ctx, table, c.vocab_size, d)),
+            value: value.map(|head| ops::pack(ctx, &head.weight, heads.labels(), d)),
         }
     }
 
@@ -164,13 +188,8 @@ impl<E: Element> PackedSet<E> {
 
     fn write_rows(&self, to: &mut TensorSet) {
         for (layer, to) in self.layers.iter().zip(&mut to.layers) {
-            for (projection, packed) in [
-                (Projection::Qkv, &layer.qkv),
-                (Projection::Output, &layer.o),
-                (Projection::GateUp, &layer.gate_up),
-                (Projection::Down, &layer.down),
-            ] {
-                *to.matrix_mut(projection) = packed.rows();
+            for projection in Projection::ALL {
+                *to.matrix_mut(projection) = layer.of(projection).rows();
             }
         }
         if let Some((head, to)) = self.head.as_ref().zip(to.head.as_mut()) {
@@ -178,17 +197,17 @@ impl<E: Element> PackedSet<E> {
         }
     }
 
-    fn repack(&mut self, ctx: &Ctx, base: &Base) {
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            ops::repack(ctx, &mut layer.qkv, base.matrix(index, Projection::Qkv));
-            ops::repack(ctx, &mut layer.o, base.matrix(index, Projection::Output));
-            ops::repack(ctx, &mut layer.gate_up, base.matrix(index, Projection::GateUp));
-            ops::repack(ctx, &mut layer.down, base.matrix(index, Projection::Down));
+    fn repack(&mut self, ctx: &Ctx, weights: &TensorSet) {
+        for (layer, weights) in self.layers.iter_mut().zip(&weights.layers) {
+            ops::repack(ctx, &mut layer.qkv, &weights.qkv);
+            ops::repack(ctx, &mut layer.o, &weights.o);
+            ops::repack(ctx, &mut layer.gate_up, &weights.gate_up);
+            ops::repack(ctx, &mut layer.down, &weights.down);
         }
         if let Some(head) = &mut self.head {
-            ops::repack(ctx, head, base.head_table());
+            ops::repack(ctx, head, weights.head_table());
         }
-        if let Some((packed, head)) = self.value.as_mut().zip(base.weights.value.as_ref()) {
+        if let Some((packed, head)) = self.value.as_mut().zip(weights.value.as_ref()) {
             ops::repack(ctx, packed, &head.weight);
         }
     }

@@ -222,7 +222,7 @@ impl<E: ModelElement> Compared<E> {
         d_normed: &mut Buf,
         d_table: Option<&mut Buf>,
         student: HeadRows<'_, E>,
-        table: Matrix<'_>,
+        table: Option<Matrix<'_>>,
         rows: usize,
         d: &[f32],
         low_rank: Option<HeadLowRank<'_>>,

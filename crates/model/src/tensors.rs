@@ -96,7 +96,7 @@ impl LayerTensors {
     }
 
     /// The vectors alone.
-    fn without_matrices(&self) -> Self {
+    pub(crate) fn without_matrices(&self) -> Self {
         Self {
             attention_norm: self.attention_norm.clone(),
             qkv: Buf::default(),
@@ -140,7 +140,7 @@ impl LayerTensors {
             .chain([&self.mlp_norm, &self.gate_up, &self.down])
     }
 
-    fn bufs_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
+    pub(crate) fn bufs_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
         [&mut self.attention_norm, &mut self.qkv]
             .into_iter()
             .chain(&mut self.qkv_bias)

@@ -10,9 +10,9 @@
 mod clock;
 
 use rloom_ops::{
-    AttentionShape, Bf16, Buf, Ctx, Element, Isa, Norm, Packed, Segments, attention, attention_backward,
-    ceiling, head_backward, head_forward, linear, linear_backward_input, linear_backward_swiglu,
-    linear_backward_weight, linear_swiglu, pack,
+    AttentionShape, Bf16, Buf, Ctx, Element, Isa, Matrix, Norm, Packed, Segments, attention,
+    attention_backward, ceiling, head_backward, head_forward, linear, linear_backward_input,
+    linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
 
 use clock::median;
@@ -129,7 +129,19 @@ impl<'c, E: Element> TrainingStep<'c, E> {
         let start = clock();
         let scores = head_forward(self.ctx, &h, T, packed, &targets, &ones);
         head_backward(
-            self.ctx, &mut dh, &mut dw, &h, T, rows, packed, &targets, &ones, &scores, &small, &small, None,
+            self.ctx,
+            &mut dh,
+            &mut dw,
+            &h,
+            T,
+            Matrix::from(rows),
+            packed,
+            &targets,
+            &ones,
+            &scores,
+            &small,
+            &small,
+            None,
         );
         clock() - start
     }

@@ -12,7 +12,7 @@
 mod rate;
 
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, HeadScores, Norm, Order, head_backward, head_forward, linear,
+    Bf16, Buf, Ctx, Element, HeadScores, Matrix, Norm, Order, head_backward, head_forward, linear,
     linear_backward_input, linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
 
@@ -100,7 +100,19 @@ fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) -> [(usize, Rate
     let forward = measured(ctx, flop, || scores = head_forward(ctx, &h, rows, &packed, &targets, &ones));
     let backward = measured(ctx, 3 * flop, || {
         head_backward(
-            ctx, &mut dh, &mut dw, &h, rows, &w, &packed, &targets, &ones, &scores, &small, &small, None,
+            ctx,
+            &mut dh,
+            &mut dw,
+            &h,
+            rows,
+            Matrix::from(&w),
+            &packed,
+            &targets,
+            &ones,
+            &scores,
+            &small,
+            &small,
+            None,
         );
     });
     [forward, backward]

@@ -256,8 +256,8 @@ pub(crate) trait LogitGrad: Sync {
 
 /// Backward pass of [`head_forward`]: from the derivatives with respect to each row's log-probability and entropy to
 /// `dh_td` (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). The logits are recomputed. `scores` is the result
-/// of `head_forward`, `w` the packed form of `w_vd`. A low-rank addition to `w` needs `low_rank`; the part of `dh_td` that comes
-/// through it, `du · A`, is not added.
+/// of `head_forward`, `w` the packed form of `w_vd`, from which rows are unpacked without one. A low-rank addition to `w` needs
+/// `low_rank`; the part of `dh_td` that comes through it, `du · A`, is not added.
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape, or a target is not below the vocabulary size.
@@ -267,7 +267,7 @@ pub fn head_backward<'w, E: Element>(
     dw_vd: impl Into<Option<&'w mut Buf>>,
     h_td: &Buf<E>,
     rows: usize,
-    w_vd: impl Into<Matrix<'w>>,
+    w_vd: impl Into<Option<Matrix<'w>>>,
     w: impl Into<Weight<'w, E>>,
     targets: &[u32],
     inv_temperature: &[f32],
@@ -294,7 +294,7 @@ pub fn head_candidates_backward<'w, E: Element>(
     dw_vd: impl Into<Option<&'w mut Buf>>,
     h_td: &Buf<E>,
     rows: usize,
-    w_vd: impl Into<Matrix<'w>>,
+    w_vd: impl Into<Option<Matrix<'w>>>,
     w: impl Into<Weight<'w, E>>,
     k: usize,
     candidates: &[u32],
@@ -314,8 +314,8 @@ pub(crate) struct Head<'a, E: Element> {
     /// `[rows, d]`
     pub(crate) h_td: &'a Buf<E>,
     pub(crate) rows: usize,
-    /// `[v, d]`
-    pub(crate) w_vd: Matrix<'a>,
+    /// `[v, d]`; unpacked from `w` if there is none.
+    pub(crate) w_vd: Option<Matrix<'a>>,
     /// The packed form of `w_vd`.
     pub(crate) w: Weight<'a, E>,
     /// As in [`HeadInput`].
@@ -341,7 +341,9 @@ impl<E: Element> Head<'_, E> {
             check("dw_vd", dw, v * d);
         }
         check("h_td", h_td, rows * d);
-        w_vd.check("w_vd", v * d);
+        if let Some(w_vd) = w_vd {
+            w_vd.check("w_vd", v * d);
+        }
         let r = w.low_rank.map_or(0, |low_rank| low_rank.a.n());
         assert!(low_rank.is_some() == (r > 0), "derivatives for an addition of rank {r}");
         if let Some(HeadLowRank { scaled_b, du_tr, db_vr }) = &low_rank {
@@ -364,7 +366,7 @@ impl<E: Element> Head<'_, E> {
 /// Inputs of the backward pass.
 struct Backward<'a, E: Element, G> {
     input: HeadInput<'a, E>,
-    w_vd: Matrix<'a>,
+    w_vd: Option<Matrix<'a>>,
     /// `[v, r]`
     scaled_b: &'a [f32],
     grad: &'a G,
@@ -396,18 +398,20 @@ impl<E: Element, G: LogitGrad> Backward<'_, E, G> {
                     let width = columns.len();
                     let pieces = pieces_backward(count, ctx.threads());
                     let parts = Disjoint::new(&mut d_logits.as_mut_slice()[..count * width]);
-                    ctx.parallel_for(pieces, |i| {
-                        let part = count * i / pieces..count * (i + 1) / pieces;
-                        let rows = first + part.start..first + part.end;
-                        // SAFETY: a row belongs to one piece.
-                        let (part, dh, du) = unsafe {
-                            (
-                                parts.slice(part.start * width..part.end * width),
-                                dh.slice(rows.start * d..rows.end * d),
-                                du.slice(rows.start * r..rows.end * r),
-                            )
-                        };
-                        self.rows(ctx, part, [dh, du], rows, b);
+                    self.with_table(ctx, columns.clone(), |table| {
+                        ctx.parallel_for(pieces, |i| {
+                            let part = count * i / pieces..count * (i + 1) / pieces;
+                            let rows = first + part.start..first + part.end;
+                            // SAFETY: a row belongs to one piece.
+                            let (part, dh, du) = unsafe {
+                                (
+                                    parts.slice(part.start * width..part.end * width),
+                                    dh.slice(rows.start * d..rows.end * d),
+                                    du.slice(rows.start * r..rows.end * r),
+                                )
+                            };
+                            self.rows(ctx, part, [dh, du], rows, b, table);
+                        });
                     });
                     let d_logits = &d_logits.as_slice()[..count * width];
                     if let Some(dw) = dw.as_deref_mut() {
@@ -437,9 +441,29 @@ impl<E: Element, G: LogitGrad> Backward<'_, E, G> {
         });
     }
 
+    /// Passes the rows of `W` for some columns to `f`.
+    fn with_table(&self, ctx: &Ctx, columns: Range<usize>, f: impl FnOnce(Numbers<'_>)) {
+        let d = self.input.w.k();
+        if let Some(w_vd) = self.w_vd {
+            return f(w_vd.part(columns.start * d..columns.end * d));
+        }
+        ctx.with_scratch_in(columns.len() * d, |table: &mut Buf<E>| {
+            self.input.w.unpack_rows(ctx, columns, table.as_mut_slice());
+            f(E::numbers(table.as_slice()));
+        });
+    }
+
     /// Computes the derivatives with respect to the logits of some rows and the columns of block `b`, rounded, and adds
-    /// their contribution to `dh` and `du`, which block 0 initialises.
-    fn rows(&self, ctx: &Ctx, d_logits: &mut [E], [dh, du]: [&mut [f32]; 2], rows: Range<usize>, b: usize) {
+    /// their contribution to `dh` and `du`, which block 0 initialises. `table` has the block's rows of `W`.
+    fn rows(
+        &self,
+        ctx: &Ctx,
+        d_logits: &mut [E],
+        [dh, du]: [&mut [f32]; 2],
+        rows: Range<usize>,
+        b: usize,
+        table: Numbers<'_>,
+    ) {
         let (d, r) = (self.input.w.k(), self.rank());
         let columns = block_columns(b, self.input.columns);
         let width = columns.len();
@@ -463,7 +487,7 @@ impl<E: Element, G: LogitGrad> Backward<'_, E, G> {
             };
             product.run_inline(ctx, f32::numbers_mut(to));
         };
-        add(dh, self.w_vd.part(columns.start * d..columns.end * d), d);
+        add(dh, table, d);
         if r > 0 {
             add(du, Numbers::F32(&self.scaled_b[columns.start * r..columns.end * r]), r);
         }

@@ -295,7 +295,7 @@ fn divergence<E: Element>(
 
 /// Backward pass of [`head_divergence`]: from the derivative with respect to each row's divergence to the student's `dh_td`
 /// (overwritten) and `dw_vd` (accumulated, rows ascending; none for a frozen head). `scores` is the result of
-/// `head_divergence`, `student.w` the packed form of `w_vd`. `low_rank` as in [`head_backward`](crate::head_backward).
+/// `head_divergence`, `student.w` the packed form of `w_vd`. `w_vd` and `low_rank` as in [`head_backward`](crate::head_backward).
 ///
 /// # Panics
 /// If a buffer or slice does not have the size of its shape.
@@ -304,7 +304,7 @@ pub fn head_divergence_backward<'w, E: Element>(
     dh_td: &mut Buf,
     dw_vd: impl Into<Option<&'w mut Buf>>,
     student: HeadRows<'_, E>,
-    w_vd: impl Into<Matrix<'w>>,
+    w_vd: impl Into<Option<Matrix<'w>>>,
     teacher: HeadRows<'_, E>,
     rows: usize,
     inv_temperature: f32,

@@ -125,7 +125,7 @@ pub use low_rank::{
 };
 pub use matrix::{Matrix, is_bf16, round_to_bf16};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
-pub use pack::{Packed, pack, repack};
+pub use pack::{Packed, pack, repack, unpack};
 pub use reduce::{all_finite, scale, sum_squares, zero};
 pub use rope::{RopeTable, rope, rope_backward};
 pub use simulation::Simulated;

@@ -1,5 +1,7 @@
 //! Weights in the layout of the forward product.
 
+use std::ops::Range;
+
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right};
 use crate::int8::Int8Panels;
@@ -149,25 +151,60 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
     packed.panels = Panels::Plain(plain);
 }
 
+/// Writes a packed weight in rows, `[n, k]`, which take the place of what is in `rows_nk`.
+pub fn unpack<E: Element>(ctx: &Ctx, rows_nk: &mut Buf<E>, packed: &Packed<E>) {
+    rows_nk.resize(packed.n * packed.k);
+    packed.unpack_rows(ctx, 0..packed.n, rows_nk.as_mut_slice());
+}
+
 impl<E: Element> Packed<E> {
     /// The weight in rows, `[n, k]`.
     pub fn rows(&self) -> Buf {
-        let (n, k, group) = (self.n, self.k, E::GROUP);
-        let mut rows = Buf::zeros(n * k);
-        for (row, to) in rows.as_mut_slice().chunks_exact_mut(k.max(1)).enumerate() {
-            let panels = match &self.panels {
-                Panels::Plain(panels) => panels.as_slice(),
-                Panels::Int8(panels) => {
+        let mut rows = Buf::zeros(self.n * self.k);
+        match &self.panels {
+            Panels::Plain(_) => {
+                let mut narrow = Buf::default();
+                unpack(&Ctx::serial(), &mut narrow, self);
+                Matrix::from(&narrow).copy_to(rows.as_mut_slice());
+            }
+            Panels::Int8(panels) => {
+                for (row, to) in rows.as_mut_slice().chunks_exact_mut(self.k.max(1)).enumerate() {
                     panels.read_row(row, to);
-                    continue;
                 }
-            };
-            let panel = &panels[row / LANES * self.panel()..][row % LANES * group..];
-            for (i, to) in to.iter_mut().enumerate() {
-                *to = panel[i / group * LANES * group + i % group].widen();
             }
         }
         rows
+    }
+
+    /// Writes some rows, the first of which is the first of a panel.
+    pub(crate) fn unpack_rows(&self, ctx: &Ctx, rows: Range<usize>, to: &mut [E]) {
+        let (k, size, first) = (self.k, self.panel(), rows.start / LANES);
+        assert!(
+            rows.start.is_multiple_of(LANES) && rows.end <= self.n && to.len() == rows.len() * k,
+            "no place for the rows {rows:?} of {}",
+            self.n
+        );
+        let panels = rows.len().div_ceil(LANES);
+        let out = Disjoint::new(to);
+        let pieces = if rows.len() * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
+        ctx.parallel_for(pieces, |i| {
+            for p in panels * i / pieces..panels * (i + 1) / pieces {
+                // SAFETY: a panel belongs to one piece.
+                let to = unsafe { out.slice(p * LANES * k..rows.len().min((p + 1) * LANES) * k) };
+                match &self.panels {
+                    Panels::Plain(panels) => {
+                        let panel = &panels.as_slice()[(first + p) * size..][..size];
+                        unpack_panel(ctx.level(), to, panel, k);
+                    }
+                    Panels::Int8(panels) => ctx.with_scratch(k, |row| {
+                        for (i, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
+                            panels.read_row((first + p) * LANES + i, row.as_mut_slice());
+                            lanes::narrow(ctx.level(), to, row.as_slice());
+                        }
+                    }),
+                }
+            }
+        });
     }
 }
 
@@ -211,4 +248,36 @@ fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], 
 dispatch! {
     /// Packs one panel.
     fn pack_panel[E: Element](panel: &mut [E], rows: &[f32], k: usize) = pack_panel_generic;
+}
+
+/// Writes the rows of a panel, at most 16, of `k` elements each.
+#[inline(always)]
+fn unpack_panel_generic<S: Simd, E: Element>(s: S, rows: &mut [E], panel: &[E], k: usize) {
+    let depth = LANES * E::GROUP;
+    let squares = if rows.len() == LANES * k { k / depth } else { 0 };
+    assert!(panel.len() >= squares * LANES * depth);
+    let mut square = [s.zero(); LANES];
+    for c in 0..squares {
+        for (i, column) in square.iter_mut().enumerate() {
+            // SAFETY: the panel has 16 words for each of the steps of all squares.
+            *column = unsafe { s.load_ptr(panel.as_ptr().add((c * LANES + i) * depth).cast()) };
+        }
+        s.transpose(&mut square);
+        for (lane, row) in square.iter().enumerate() {
+            // SAFETY: each of the 16 rows has `depth` elements, 16 words, of each square.
+            unsafe { s.store_ptr(rows.as_mut_ptr().add(lane * k + c * depth).cast(), *row) }
+        }
+    }
+    let done = squares * depth;
+    for (lane, row) in rows.chunks_exact_mut(k.max(1)).enumerate() {
+        let steps = panel[done * LANES..].chunks_exact(LANES * E::GROUP);
+        for (to, step) in row[done..].chunks_mut(E::GROUP).zip(steps) {
+            to.copy_from_slice(&step[lane * E::GROUP..][..to.len()]);
+        }
+    }
+}
+
+dispatch! {
+    /// Unpacks one panel.
+    fn unpack_panel[E: Element](rows: &mut [E], panel: &[E], k: usize) = unpack_panel_generic;
 }

@@ -48,12 +48,11 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// The model that is trained, with random weights.
     fn model(&self) -> Model {
-        let model = Model::init(&self.shape.config, 0);
+        let config = &self.shape.config;
         match self.lora {
-            Some(rank) => {
-                model.with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::LAYER), 0)
-            }
-            None => model,
+            Some(rank) => Model::init_frozen(config, 0)
+                .with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::LAYER), 0),
+            None => Model::init(config, 0),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The backward pass of a product: gradients of its weight, or of the factors that are added to it.
 
-use rloom_ops::{self as ops, Buf, Element, LowRankInput, WeightRows};
+use rloom_ops::{self as ops, Buf, Ctx, Element, LowRankInput, WeightRows};
 
 use super::{AdapterLayer, Projection};
 use crate::buf_pool::PooledBuf;
@@ -85,17 +85,19 @@ impl<E: Element> Pass<'_, E> {
         ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, x, t, r, k);
     }
 
-    /// `dx = dy · W`, plus the addition's part.
+    /// `dx = dy · W`, plus the addition's part. `room` is for the weight of a frozen base.
     pub(crate) fn input_backward<A: Element>(
         &self,
         layer: Layer<'_, E>,
         projection: Projection,
         dx: &mut Buf,
         (dy, du): (&Buf<A>, Option<&Buf>),
+        room: &mut Buf<E>,
     ) {
         let (ctx, t) = (self.ctx, self.tokens());
         let [n, k] = projection.shape(layer.config);
-        ops::linear_backward_input::<E, A, f32>(ctx, dx, dy, t, layer.matrix(projection), n, k, false);
+        let w = layer.matrix(ctx, projection, room);
+        ops::linear_backward_input::<E, A, f32>(ctx, dx, dy, t, w, n, k, false);
         if let Some((du, (factors, _))) = du.zip(layer.factors(projection)) {
             let input = LowRankInput { du, a: &factors.a, dropout: layer.dropout(projection) };
             ops::low_rank_backward_x::<E>(ctx, dx, input, [t, k, factors.rows()]);
@@ -104,11 +106,17 @@ impl<E: Element> Pass<'_, E> {
 }
 
 impl<E: Element> Layer<'_, E> {
-    /// The weight of a product for a fused backward pass.
-    pub(crate) fn weight_rows<'a>(&'a self, projection: Projection, du: Option<&'a Buf>) -> WeightRows<'a> {
+    /// The weight of a product for a fused backward pass. `room` is for that of a frozen base.
+    pub(crate) fn weight_rows<'a>(
+        &'a self,
+        ctx: &Ctx,
+        projection: Projection,
+        du: Option<&'a Buf>,
+        room: &'a mut Buf<E>,
+    ) -> WeightRows<'a> {
         let low_rank = du.zip(self.factors(projection));
         WeightRows {
-            matrix: self.matrix(projection),
+            matrix: self.matrix(ctx, projection, room),
             low_rank: low_rank.map(|(du, (factors, _))| LowRankInput {
                 du,
                 a: &factors.a,

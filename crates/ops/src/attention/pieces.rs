@@ -279,6 +279,7 @@ mod tests {
                 let keys = visit.visible(query).map(|key| visit.keys.start + key);
                 pairs.extend(keys.map(|key| (visit.view.row(query), visit.view.row(key))));
             }
+            assert!(visit.queries.clone().all(|query| !visit.visible(query).is_empty()), "{visit:?}");
             let queries = visit.queries.len();
             let count: usize = visit.queries.clone().map(|query| visit.visible(query).len()).sum();
             assert_eq!(visit.cost(), count + queries * BLOCK);

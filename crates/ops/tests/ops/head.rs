@@ -4,8 +4,8 @@
 use crate::support::{assert_same, contexts, noise};
 use proptest::prelude::*;
 use rloom_ops::{
-    Buf, Ctx, HeadScores, Packed, head_backward, head_candidates, head_candidates_backward, head_forward,
-    head_logits, pack, row_scores,
+    Buf, Ctx, HeadScores, Matrix, Packed, head_backward, head_candidates, head_candidates_backward,
+    head_forward, head_logits, pack, row_scores,
 };
 
 /// A head with its input and incoming derivatives.
@@ -41,25 +41,30 @@ impl Case {
         head_forward(ctx, &Buf::from_slice(&self.h), self.rows, w, &self.targets, &self.inv_temperature)
     }
 
-    /// (dh, dw) with dw accumulated onto `dw`.
+    /// (dh, dw) with dw accumulated onto `dw`. A frozen weight, in packed form alone, has the same dh.
     fn backward(&self, ctx: &Ctx, w: &Packed, scores: &HeadScores, dw: &[f32]) -> (Buf, Buf) {
-        let mut dh = Buf::from_vec(vec![f32::NAN; self.h.len()]);
-        let mut dw = Buf::from_slice(dw);
-        head_backward(
-            ctx,
-            &mut dh,
-            &mut dw,
-            &Buf::from_slice(&self.h),
-            self.rows,
-            &Buf::from_slice(&self.w),
-            w,
-            &self.targets,
-            &self.inv_temperature,
-            scores,
-            &self.d_logprob,
-            &self.d_entropy,
-            None,
-        );
+        let (mut dw, rows) = (Buf::from_slice(dw), Buf::from_slice(&self.w));
+        let of = |dw: Option<&mut Buf>, w_vd: Option<Matrix<'_>>| {
+            let (h, mut dh) = (Buf::from_slice(&self.h), Buf::from_vec(vec![f32::NAN; self.h.len()]));
+            head_backward(
+                ctx,
+                &mut dh,
+                dw,
+                &h,
+                self.rows,
+                w_vd,
+                w,
+                &self.targets,
+                &self.inv_temperature,
+                scores,
+                &self.d_logprob,
+                &self.d_entropy,
+                None,
+            );
+            dh
+        };
+        let dh = of(Some(&mut dw), Some((&rows).into()));
+        assert_same(&of(None, None), dh.as_slice(), "frozen");
         (dh, dw)
     }
 
@@ -312,7 +317,7 @@ fn gradients_of_candidates_agree_with_f64() {
                 &mut dw,
                 &h,
                 case.rows,
-                &w,
+                Matrix::from(&w),
                 &packed,
                 k,
                 candidates,

@@ -2,8 +2,8 @@
 
 use crate::support::{assert_same, contexts_of_all_orders, noise};
 use rloom_ops::{
-    Bf16, Buf, Ctx, Element, HeadScores, Order, Packed, head_backward, head_forward, head_logits, pack,
-    row_scores,
+    Bf16, Buf, Ctx, Element, HeadScores, Matrix, Order, Packed, head_backward, head_forward, head_logits,
+    pack, row_scores,
 };
 
 const INV_TEMPERATURE: f32 = 0.8;
@@ -47,27 +47,32 @@ impl Case {
         self.add_backward(ctx, w, scores, Buf::zeros(self.v * self.d))
     }
 
-    /// As [`backward`](Self::backward), accumulated onto `dw`.
+    /// As [`backward`](Self::backward), accumulated onto `dw`. A frozen weight, in packed form alone, has the same dh.
     fn add_backward(&self, ctx: &Ctx, w: &Packed<Bf16>, scores: &HeadScores, mut dw: Buf) -> (Buf, Buf) {
-        let mut dh = Buf::zeros(self.rows * self.d);
-        let (h, w_vd) = (Buf::from_slice(&self.h), Buf::from_slice(&self.w));
+        let (h, rows) = (Buf::from_slice(&self.h), Buf::from_slice(&self.w));
         let ones = vec![INV_TEMPERATURE; self.rows];
         let (lp, ent) = (&self.d_logprob, &self.d_entropy);
-        head_backward(
-            ctx,
-            &mut dh,
-            &mut dw,
-            &h,
-            self.rows,
-            &w_vd,
-            w,
-            &self.targets,
-            &ones,
-            scores,
-            lp,
-            ent,
-            None,
-        );
+        let of = |dw: Option<&mut Buf>, w_vd: Option<Matrix<'_>>| {
+            let mut dh = Buf::zeros(self.rows * self.d);
+            head_backward(
+                ctx,
+                &mut dh,
+                dw,
+                &h,
+                self.rows,
+                w_vd,
+                w,
+                &self.targets,
+                &ones,
+                scores,
+                lp,
+                ent,
+                None,
+            );
+            dh
+        };
+        let dh = of(Some(&mut dw), Some((&rows).into()));
+        assert_same(&of(None, None), dh.as_slice(), "frozen");
         (dh, dw)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::support::{assert_same, contexts, noise};
 use rloom_ops::{
-    Bf16, Buf, Ctx, Divergence, DivergenceScores, Element, HeadRows, Packed, head_divergence,
+    Bf16, Buf, Ctx, Divergence, DivergenceScores, Element, HeadRows, Matrix, Packed, head_divergence,
     head_divergence_backward, pack,
 };
 
@@ -103,7 +103,7 @@ impl<E: Element> Heads<E> {
             &mut dh,
             &mut dw,
             self.student(),
-            &Buf::from_slice(&case.w),
+            Matrix::from(&Buf::from_slice(&case.w)),
             self.teacher(),
             case.rows,
             INV_TEMPERATURE,
@@ -361,7 +361,7 @@ fn values_and_gradients_are_those_of_trl() {
             &mut dh,
             None,
             student,
-            &Buf::from_slice(&identity),
+            Matrix::from(&Buf::from_slice(&identity)),
             teacher,
             tokens,
             inv_temperature,

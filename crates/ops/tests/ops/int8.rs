@@ -189,6 +189,31 @@ fn rows_of_zeros_and_the_smallest_numbers_have_small_errors() {
     }
 }
 
+/// A scale of few bits is far from the exact one: quotients beyond the largest integer become it.
+#[test]
+fn quotients_beyond_the_integers_are_bounded() {
+    let row = [190, -190, 100, -63, 1].map(|units| units as f32 * f32::from_bits(1));
+    let (integers, scale) = quantized(&row);
+    assert_eq!((integers[..2].to_vec(), scale), (vec![127.0, -127.0], f32::from_bits(1)));
+    let want: Vec<f32> = integers.iter().map(|q| q * scale).collect();
+    for ctx in contexts_of_all_orders() {
+        let got = pack::<f32>(&ctx, &Buf::from_slice(&row), 1, 5).quantized(&ctx).rows();
+        assert_same(&got, &want, &format!("{ctx:?}"));
+    }
+}
+
+/// Without a scale above zero all integers are zero: sums are not of either sign.
+#[test]
+fn rows_without_a_scale_give_positive_zeros() {
+    let (x, w) = ([-0.5; 5], [[0.0; 5], [1e-45, 0.0, -3e-45, 0.0, 0.0], [-0.0; 5]].concat());
+    for ctx in contexts_of_all_orders() {
+        let packed = pack::<f32>(&ctx, &Buf::from_slice(&w), 3, 5).quantized(&ctx);
+        let mut y = Buf::<f32>::zeros(3);
+        linear(&ctx, &mut y, &Buf::from_slice(&x), 1, &packed, None);
+        assert_same(&y, &[0.0; 3], &format!("{ctx:?}"));
+    }
+}
+
 /// Weights that are not finite give results that are not, in their own columns.
 #[test]
 fn weights_that_are_not_finite_stay_visible() {

@@ -10,5 +10,6 @@ mod int8;
 mod layers;
 mod linear;
 mod linear_bf16;
+mod pack;
 mod portable;
 mod support;

@@ -127,9 +127,14 @@ pub(super) fn pairs(n: usize, window: Option<usize>) -> usize {
     growing * (growing + 1) / 2 + (n - growing) * growing
 }
 
-/// Bytes of frozen weights in rows and packed. With bf16, the weights are made in f32 first.
+/// Bytes of frozen weights: packed, with the embedding in f32, and in f32 in rows.
 pub(super) fn frozen_bytes(config: &ModelConfig) -> u64 {
-    config.parameter_count() * (size_of::<f32>() + config.dtype.bytes()) as u64
+    let packed = config.parameter_count() * config.dtype.bytes() as u64;
+    let rows = match config.dtype {
+        Dtype::F32 => config.parameter_count(),
+        Dtype::Bf16 => (config.vocab_size * config.hidden_size) as u64,
+    };
+    packed + rows * size_of::<f32>() as u64
 }
 
 /// Memory of the training state in bytes, independent of the batch: master weights, gradients, two moments and packed

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use rloom_model::{Dtype, ModelConfig};
 use rloom_ops::{
-    AttentionShape, Bf16, Buf, Ctx, Element, HeadScores, Packed, Segments, attention, attention_backward,
-    head_backward, head_forward, linear, linear_backward_input, linear_backward_weight, pack,
+    AttentionShape, Bf16, Buf, Ctx, Element, HeadScores, Matrix, Packed, Segments, attention,
+    attention_backward, head_backward, head_forward, linear, linear_backward_input, linear_backward_weight,
+    pack,
 };
 
 use super::Bench;
@@ -93,7 +94,19 @@ impl KernelBench<'_> {
         });
         self.measure("head backward".into(), shape, 2.0 * operations, || {
             head_backward(
-                ctx, &mut dh, &mut dw, &h, m, &w, &packed, &targets, &ones, &scores, &small, &small, None,
+                ctx,
+                &mut dh,
+                &mut dw,
+                &h,
+                m,
+                Matrix::from(&w),
+                &packed,
+                &targets,
+                &ones,
+                &scores,
+                &small,
+                &small,
+                None,
             );
         });
     }
