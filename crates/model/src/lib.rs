@@ -26,6 +26,7 @@ mod generation;
 mod gradients;
 mod heads;
 mod layer;
+mod memory;
 mod model;
 mod moments;
 mod optimizer;

@@ -27,6 +27,7 @@ pub(crate) mod blocks;
 mod cached;
 mod forward;
 mod kernels;
+mod memory;
 mod packed;
 mod pieces;
 mod rows;
@@ -34,6 +35,8 @@ mod softmax;
 mod tile;
 mod token;
 pub(crate) mod words;
+
+pub use memory::attention_scratch_bytes;
 
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx, Element};

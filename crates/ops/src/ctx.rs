@@ -8,7 +8,7 @@ use crate::parallel::run_shared;
 use crate::{Buf, Element, Isa, OpsError, Order};
 
 /// Size of the largest scratch buffer that is kept for later calls, in bytes. Larger ones are those of attention over
-/// more than 8192 tokens (8 kv heads of 128), whose computation takes hundreds of times as long as new memory.
+/// more than 26,000 keys (f32, heads of 128), whose computation takes hundreds of times as long as new memory.
 const LARGEST_KEPT: usize = 64 << 20;
 
 /// Execution context required by every operation: its own thread pool, the instruction set, and scratch memory that is
@@ -144,12 +144,12 @@ impl Ctx {
 
     /// As [`Ctx::with_scratch`], in any format.
     pub(crate) fn with_scratch_in<E: Element, R>(&self, len: usize, f: impl FnOnce(&mut Buf<E>) -> R) -> R {
-        let stack = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buf = stack().pop().unwrap_or_default().into_format();
+        let kept = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buf = best_fit(&mut kept(), len * size_of::<E>()).into_format();
         buf.resize(len);
         let result = f(&mut buf);
         if buf.capacity_bytes() <= LARGEST_KEPT {
-            stack().push(buf.into_format());
+            kept().push(buf.into_format());
         }
         result
     }
@@ -160,6 +160,17 @@ impl Ctx {
         let stack = self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         stack.iter().map(Buf::capacity_bytes).sum()
     }
+}
+
+/// Removes the smallest buffer of at least this size, or else the largest one, to be enlarged. There are then no more large
+/// buffers than are in use at the same time, whichever smaller ones are in between.
+fn best_fit(kept: &mut Vec<Buf>, bytes: usize) -> Buf {
+    let fits = |buf: &Buf| buf.capacity_bytes() >= bytes;
+    let smallest =
+        kept.iter().enumerate().filter(|(_, buf)| fits(buf)).min_by_key(|(_, buf)| buf.capacity_bytes());
+    let largest = || kept.iter().enumerate().max_by_key(|(_, buf)| buf.capacity_bytes());
+    let index = smallest.or_else(largest).map(|(index, _)| index);
+    index.map(|index| kept.swap_remove(index)).unwrap_or_default()
 }
 
 impl fmt::Debug for Ctx {
@@ -255,6 +266,31 @@ mod tests {
         assert_eq!(ctx.kept_bytes(), 4032, "the small buffer only, in whole cache lines");
         ctx.with_scratch(floats / 2, |_| ());
         assert!((floats * 2..=LARGEST_KEPT).contains(&ctx.kept_bytes()), "{}", ctx.kept_bytes());
+    }
+
+    /// Large and small requests in turns, nested and at the same time: one large buffer for each of the threads.
+    #[test]
+    fn small_requests_do_not_multiply_large_buffers() {
+        let ctx = Ctx::new(2).unwrap();
+        let large = 1 << 18;
+        let both = std::sync::Barrier::new(2);
+        for round in 0..20 {
+            ctx.with_scratch(10 + round, |_| {
+                ctx.with_scratch(100, |_| ctx.with_scratch(large, |_| ()));
+            });
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        ctx.with_scratch(large, |_| {
+                            both.wait();
+                            ctx.with_scratch(50, |_| both.wait());
+                        });
+                    });
+                }
+            });
+        }
+        let most = 2 * (large * size_of::<f32>() + 64) + 8192;
+        assert!(ctx.kept_bytes() <= most, "{} of {most}", ctx.kept_bytes());
     }
 
     #[test]

@@ -88,7 +88,10 @@ mod simd_x86;
 
 pub use adamw::{AdamW, adamw};
 pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
-pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
+pub use attention::{
+    AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached,
+    attention_scratch_bytes,
+};
 pub use buf::Buf;
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
 pub use convert::{

@@ -166,6 +166,7 @@ impl Bench<'_> {
             fraction_of_read: read,
             start_mib,
             peak_mib,
+            expected_mib: measured.expected_bytes.map(|bytes| (bytes as f64 / (1 << 20) as f64).round()),
             seconds: measured.rounds.seconds,
             phases: measured.rounds.phases,
         }

@@ -72,6 +72,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         tokens: sequences * new,
         operations: Operations::decode(config, bench.shape.decode),
         bytes_read: Some(decode_bytes(config, bench.shape.decode)),
+        expected_bytes: None,
         rounds: measured,
     })
 }

@@ -41,6 +41,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         tokens: prompts * samples * new,
         operations: Operations::grpo(&bench.shape.config, bench.shape.grpo),
         bytes_read: None,
+        expected_bytes: None,
         rounds: measured,
     })
 }

@@ -52,6 +52,8 @@ pub(super) struct WorkloadResult {
     /// it.
     pub(super) start_mib: Option<f64>,
     pub(super) peak_mib: Option<f64>,
+    /// Expected difference of the two by formula, for training of all weights.
+    pub(super) expected_mib: Option<f64>,
     pub(super) phases: Vec<Phase>,
 }
 
@@ -81,6 +83,8 @@ pub(super) struct Measurement {
     pub(super) tokens: usize,
     pub(super) operations: Operations,
     pub(super) bytes_read: Option<u64>,
+    /// Memory by formula.
+    pub(super) expected_bytes: Option<u64>,
     pub(super) rounds: Rounds,
 }
 

@@ -59,6 +59,17 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         tokens: tokens.len(),
         operations: Operations::train(config, bench.shape.train),
         bytes_read: None,
+        expected_bytes: bench.lora.is_none().then(|| expected_bytes(bench, tokens.len())),
         rounds: measured,
     })
+}
+
+/// Memory of the workload above that of the program, by the formula of `rloom train --dry-run`.
+fn expected_bytes(bench: &Bench<'_>, tokens: usize) -> u64 {
+    let (config, parameters) = (&bench.shape.config, bench.shape.config.parameter_count());
+    let state = parameters * (2 * size_of::<f32>() + config.dtype.bytes()) as u64;
+    state
+        + bench.optimizer.moments.bytes(parameters)
+        + tokens as u64 * config.training_bytes_per_token(bench.checkpointing)
+        + config.training_scratch_bytes(bench.ctx.threads(), bench.shape.train.length)
 }

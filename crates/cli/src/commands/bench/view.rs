@@ -87,8 +87,9 @@ fn details(work: &WorkloadResult) -> Vec<String> {
         lines.push(share("reads", &format!("{rate:.1} GB/s"), fraction, "memory, read"));
     }
     if let (Some(start), Some(peak)) = (work.start_mib, work.peak_mib) {
+        let expected = work.expected_mib.map_or_else(String::new, |mib| format!(", {mib:.0} MiB by formula"));
         lines.push(format!(
-            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start",
+            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start{expected}",
             peak,
             peak - start
         ));

@@ -1,0 +1,55 @@
+//! Scratch memory of attention by formula.
+
+use super::words::{BLOCK, Layout};
+use super::{AttentionShape, backward, forward};
+use crate::Element;
+
+/// Upper limit of the scratch memory of one thread, in bytes, for a segment that sees `keys` keys. The backward pass over all
+/// queries needs most: copies of keys and values in blocks of columns, of keys in blocks of rows, and the sums of their
+/// gradients, which all grow with the number of keys.
+pub fn attention_scratch_bytes<E: Element>(shape: AttentionShape, keys: usize) -> usize {
+    let (layout, e) = (Layout::of::<E>(shape.head_dim), shape.head_dim);
+    let blocks = keys.div_ceil(BLOCK);
+    let backward =
+        blocks * (2 * layout.columns() + layout.rows() + 2 * BLOCK * e) + backward::tile_floats(layout);
+    let forward = blocks * (layout.columns() + layout.rows()) + forward::scratch_floats(keys, e);
+    backward.max(forward) * size_of::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Segments;
+    use super::super::backward::Gradients;
+    use super::super::pieces::{self, Backward};
+    use super::*;
+    use crate::Bf16;
+    use crate::disjoint::Disjoint;
+
+    /// The formula is what a thread takes, for a whole sequence, and at least what it takes for parts of one.
+    #[test]
+    fn the_formula_is_what_the_backward_pass_takes() {
+        fn check<E: Element>(keys: usize) {
+            let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 36 };
+            let (mut dq, mut dk, mut dv) = ([0.0], [0.0], [0.0]);
+            let all = Gradients {
+                dq: Some(Disjoint::new(&mut dq)),
+                dk_dv: Some((Disjoint::new(&mut dk), Disjoint::new(&mut dv))),
+            };
+            let starts = [0, keys];
+            let of = |piece| backward::scratch_floats::<E>(piece, shape, all) * size_of::<f32>();
+            let Backward::Whole(whole) = pieces::backward(Segments::unshared(&starts), 2, 1) else {
+                panic!("cut for one thread")
+            };
+            assert_eq!(of(&whole[0]), attention_scratch_bytes::<E>(shape, keys));
+            if let Backward::Parts { by_query, by_key } = pieces::backward(Segments::unshared(&starts), 2, 16)
+            {
+                let parts = by_query.iter().chain(&by_key).map(of).max().unwrap();
+                assert!(parts <= attention_scratch_bytes::<E>(shape, keys));
+            }
+        }
+        for keys in [100, 5000] {
+            check::<f32>(keys);
+            check::<Bf16>(keys);
+        }
+    }
+}
