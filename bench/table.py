@@ -47,6 +47,12 @@ def linear_kernels(runs: list, like: list) -> list:
     ]
 
 
+def layer_rate(found: dict) -> float | None:
+    """Returns the GFLOP/s of a process that measured the products of linear layers."""
+    kernels = [k for k in found.get("kernels", []) if "attention" not in k["name"] and "head" not in k["name"]]
+    return overall(kernels) if kernels else None
+
+
 def failure(runs: list) -> str | None:
     """Returns the reason why a program has no figures."""
     return next((found["failure"] for found in runs if "failure" in found), None)
@@ -202,8 +208,7 @@ def every_program(results: dict) -> str:
         for name, runs in programs.items():
             milliseconds = [1000 * median(found["seconds"]) for found in runs if found.get("seconds")]
             memory = [value for found in runs if (value := above_start(found)) is not None]
-            gemm = [overall([k for k in found["kernels"] if "attention" not in k["name"] and "head" not in k["name"]])
-                    for found in runs if found.get("kernels")]
+            gemm = [value for found in runs if (value := layer_rate(found)) is not None]
             cells = [
                 workload,
                 name,
@@ -309,7 +314,7 @@ def targets_page(measured: dict) -> str:
 def brief(found: dict) -> str:
     """Returns the result of a process in a few words."""
     if "failure" in found:
-        return "no figures"
+        return f"no figures: {found['failure']}"
     if (value := rate(found)) is not None:
         return f"{value:,.0f} tokens/s"
     return f"{len(found.get('kernels', []))} products"

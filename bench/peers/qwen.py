@@ -1,7 +1,5 @@
 """Transformers models of the shapes with random weights; sets PyTorch's thread count."""
 
-import os
-
 import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -44,12 +42,3 @@ def parameters(of: torch.nn.Module) -> int:
 
 def dtype(compute: str) -> torch.dtype:
     return {"f32": torch.float32, "bf16": torch.bfloat16}[compute]
-
-
-if __name__ == "__main__":
-    # Writes shape S as a model folder: python qwen.py FOLDER.
-    import sys
-
-    made = model("S")
-    made.save_pretrained(sys.argv[1])
-    print(f"{parameters(made):,} parameters in {os.path.abspath(sys.argv[1])}")

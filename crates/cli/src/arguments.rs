@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rloom_telemetry::Tracker;
 
-pub(crate) use self::bench::{Bench, Format, Workload};
+pub(crate) use self::bench::{Bench, Checkpointing, Format, GrpoSize, Workload};
 pub(crate) use self::cluster::{Cluster, ClusterLogs, Manifest, ManifestKind};
 pub(crate) use self::export::{Export, Exported, ExportedModel};
 pub(crate) use self::node::{Guard, Node};

@@ -7,7 +7,7 @@ use std::path::Path;
 use rloom_config::{Config, ModelSource, Stage};
 use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
-use rloom_run::assembly::{self, Offer, Placement};
+use rloom_run::assembly::{Offer, Placement};
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
 use serde::Serialize;
@@ -20,6 +20,7 @@ mod memory;
 mod placement;
 
 pub(crate) use memory::Memory;
+use memory::Sizes;
 use placement::Processes;
 
 const F32: u64 = 4;
@@ -78,12 +79,12 @@ impl Plan {
         })
     }
 
-    /// Memory of each stage that this process trains, without reading any data.
-    pub(crate) fn memory_of(config: &Config) -> Result<Vec<Memory>, Failure> {
+    /// Memory of each stage that this process trains, by name, without reading any data.
+    pub(crate) fn memory_of(config: &Config) -> Result<Vec<(String, Memory)>, Failure> {
         let Some(model) = shape(config)? else { return Ok(Vec::new()) };
         let stages = config.stages.iter().map(|s| stage(config, s, Some(&model)));
         let stages = stages.collect::<Result<Vec<StagePlan>, Failure>>()?;
-        Ok(stages.into_iter().filter_map(|stage| stage.memory).collect())
+        Ok(stages.into_iter().filter_map(|stage| Some((stage.name, stage.memory?))).collect())
     }
 
     /// Formats the estimate as text.
@@ -115,7 +116,7 @@ impl Plan {
                 let _ = write!(text, ", up to {} {versions} stale", thousands(stage.max_staleness));
             }
             lines.push(text);
-            lines.extend(stage.memory.iter().flat_map(Memory::lines));
+            lines.extend(stage.memory.iter().flat_map(|memory| memory.lines("  memory")));
             lines.extend(stage.processes.iter().flat_map(Processes::lines));
         }
         lines.extend(self.prompts.iter().flatten().map(event_text::prompts));
@@ -152,11 +153,11 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
     let memory = match model {
         Some(model) => {
             // Servers have the keys and values in memory of their own.
-            let engine = engine.and_then(RolloutEngineSettings::embedded);
-            Some(
-                Memory::of(stage, model, engine, threads(config), sequences, new_tokens)
-                    .map_err(Failure::usage)?,
-            )
+            let rollout = engine.and_then(RolloutEngineSettings::embedded);
+            let evaluates = eval.is_some();
+            let threads = threads(config);
+            let sizes = Sizes { stage, model, rollout, evaluates, threads, sequences, new_tokens };
+            Some(sizes.memory().map_err(Failure::usage)?)
         }
         None => None,
     };

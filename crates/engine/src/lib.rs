@@ -29,9 +29,9 @@ pub use rloom_core::OnUpdate;
 pub use rollout::{
     Abort, DraftStatistics, GenerateRequest, Generation, Health, InvalidReason, PolicyRouter, RequestName,
     RequestTime, RequestTimes, ReusedTokens, RolloutCapabilities, RolloutEngine, RolloutEngineSettings,
-    RolloutError, RolloutSettings, RolloutStatistics, SampledToken, SamplingSettings, ServerSettings,
-    Speculation, TensorParallel, TokenSink, VersionGranularity, WaitedFor, WeightTransfer, WorkerActivity,
-    WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
+    RolloutError, RolloutQuantization, RolloutSettings, RolloutStatistics, SampledToken, SamplingSettings,
+    ServerSettings, Speculation, TensorParallel, TokenSink, VersionGranularity, WaitedFor, WeightTransfer,
+    WorkerActivity, WorkerFailure, WorkerStatus, generate_all, inverse_temperature,
 };
 pub use train::{
     Access, ActivationCheckpointing, Backend, CandidateError, CandidateIds, DeepspeedSettings,

@@ -55,6 +55,14 @@ impl Model {
         Self { base: Arc::new(self.base.packed_only(ctx)), ..self.clone() }
     }
 
+    /// This model for sampling with matrices of 8 bits ([`Packed::quantized`](rloom_ops::Packed::quantized)): those of the
+    /// layers and of the language head, which a decode step reads whole. An adapter and the embedding keep their precision.
+    /// Models that share a base share its quantized form.
+    #[must_use]
+    pub fn quantized(&self, ctx: &Ctx) -> Self {
+        Self { base: self.base.quantized(ctx), ..self.clone() }
+    }
+
     /// True if the weights have no f32 matrices: those of an adapter are in f32.
     pub(crate) fn is_frozen(&self) -> bool {
         self.adapter.is_none() && self.base.is_frozen()

@@ -197,7 +197,7 @@ impl<E: Element> Pass<'_, E> {
         let (ctx, t, c) = (self.ctx, self.tokens(), layer.config);
         let (heads, kv_heads, e) = (c.heads, c.kv_heads, c.head_dim);
         let (he, ge) = (heads * e, kv_heads * e);
-        let shape = self.model.attention_shape();
+        let shape = layer.attention_shape();
         let AttentionActivations { q, k, v, attended, lse } = saved;
         let (mut dq, mut dk, mut dv) = (self.take(he), self.take(ge), self.take(ge));
         let rotated = self.normed_and_rotated(layer, &q, &k);

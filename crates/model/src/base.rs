@@ -28,6 +28,8 @@ pub(crate) struct Base {
     digest: OnceLock<u64>,
     /// The same weights without f32 matrices, for all adapters over them.
     frozen: OnceLock<Arc<Self>>,
+    /// The same weights with packed matrices of 8 bits.
+    quantized: OnceLock<Arc<Self>>,
 }
 
 /// Place of the matrices in rows.
@@ -105,6 +107,7 @@ impl Base {
             folder: None,
             digest: OnceLock::new(),
             frozen: OnceLock::new(),
+            quantized: OnceLock::new(),
         }
     }
 
@@ -153,14 +156,25 @@ impl Base {
 
     /// The same weights for scoring and sampling alone: the packed matrices, which are shared with these, without rows.
     pub(crate) fn packed_only(&self, ctx: &Ctx) -> Self {
-        self.packed(ctx);
+        self.with_packed(Arc::clone(self.packed(ctx)))
+    }
+
+    /// The same weights for scoring and sampling alone, with packed matrices of 8 bits, which all callers share. The embedding,
+    /// which is read by rows, stays as it is.
+    pub(crate) fn quantized(&self, ctx: &Ctx) -> Arc<Self> {
+        let quantized = || Arc::new(self.with_packed(Arc::new(self.packed(ctx).quantized(ctx))));
+        Arc::clone(self.quantized.get_or_init(quantized))
+    }
+
+    /// These vectors and this embedding with packed matrices.
+    fn with_packed(&self, packed: Arc<PackedWeights>) -> Self {
         let mut base = Self::new(self.config.clone(), self.weights.without_matrices());
         base.matrices = Matrices::Packed(match &self.matrices {
             Matrices::Wide => Arc::default(),
             Matrices::Narrow(narrow) => Arc::clone(&narrow.embedding),
             Matrices::Packed(embedding) => Arc::clone(embedding),
         });
-        base.packed.clone_from(&self.packed);
+        base.packed = OnceLock::from(packed);
         base.folder.clone_from(&self.folder);
         base
     }
@@ -241,6 +255,7 @@ impl Base {
         self.folder = None;
         self.digest = OnceLock::new();
         self.frozen = OnceLock::new();
+        self.quantized = OnceLock::new();
         &mut self.weights
     }
 

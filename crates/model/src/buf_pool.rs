@@ -79,6 +79,12 @@ impl BufPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Size of the idle buffers, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let idle = self.idle();
+        idle.buffers.iter().map(|(bytes, _)| idle.rows * bytes).sum()
+    }
+
     /// Capacity in rows, and the bytes per row of each idle buffer, ascending.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> (usize, Vec<usize>) {
@@ -222,39 +228,6 @@ mod tests {
                     "{dtype:?} {checkpointing:?}: {bytes} bytes per token, {before} before"
                 );
                 before = bytes;
-            }
-        }
-    }
-
-    /// The formula is what a step takes, for each family, dtype, number of layers and setting. The heads of the same size as
-    /// the stream, and others.
-    #[test]
-    fn the_formula_is_what_a_step_takes() {
-        for (family, heads, layers) in
-            [("qwen3", 4, 3), ("qwen2", 4, 2), ("llama", 3, 1), ("qwen3", 2, 1), ("llama", 2, 4)]
-        {
-            let new: NewModel = serde_json::from_value(serde_json::json!({
-                "family": family, "layers": layers, "hidden_size": 32, "heads": heads, "kv_heads": 1, "head_dim": 16,
-                "intermediate_size": 48, "max_positions": 64,
-            }))
-            .unwrap();
-            let config = new.config(50).unwrap();
-            for dtype in [Dtype::F32, Dtype::Bf16] {
-                for checkpointing in [
-                    ActivationCheckpointing::None,
-                    ActivationCheckpointing::Attention,
-                    ActivationCheckpointing::Block,
-                ] {
-                    let model = Model::init(&config, 1).with_dtype(dtype);
-                    step(&model, 60, checkpointing);
-                    let taken = model.buf_pool().capacity().1;
-                    let formula = model.config().training_bytes_per_token(checkpointing) as usize;
-                    assert_eq!(
-                        taken.iter().sum::<usize>(),
-                        formula,
-                        "{family} {heads} {layers} {dtype:?} {checkpointing:?}: {taken:?}"
-                    );
-                }
             }
         }
     }

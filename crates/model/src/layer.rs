@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use rloom_ops::{
-    self as ops, Buf, Ctx, Dropout, Element, HeadNorms, Heads, LowRank, Matrix, Norm, Packed, RopeTable,
-    Rotation, Weight,
+    self as ops, AttentionShape, Buf, Ctx, Dropout, Element, HeadNorms, Heads, LowRank, Matrix, Norm, Packed,
+    RopeTable, Rotation, Weight,
 };
 
 use crate::ModelConfig;
@@ -78,7 +78,12 @@ impl<'a, E: Element> Layer<'a, E> {
     pub(crate) fn heads<'b>(&'b self, rotation: Rotation<'b>) -> Heads<'b> {
         let norms = self.weights.qk_norm.as_ref();
         let norms = norms.map(|weights| HeadNorms { weights: weights.each_ref(), eps: self.eps() });
-        Heads { shape: attention_shape(self.config), rotation, norms }
+        Heads { shape: self.attention_shape(), rotation, norms }
+    }
+
+    /// Heads and window.
+    pub(crate) fn attention_shape(&self) -> AttentionShape {
+        attention_shape(self.config, self.index)
     }
 
     fn norm<'b>(&self, weight: &'b Buf) -> Norm<'b> {
@@ -132,6 +137,11 @@ impl<'a, E: Element> Layer<'a, E> {
     }
 }
 
+/// Positions of the table that is made for sequences of `longest` tokens.
+pub(crate) fn rope_positions(config: &ModelConfig, longest: usize) -> usize {
+    longest.next_power_of_two().max(256).min(config.max_positions.max(longest))
+}
+
 /// Cosines and sines for the largest position used so far: models that allow a million positions rarely use them.
 #[derive(Debug, Default)]
 pub(crate) struct RopeTables {
@@ -152,7 +162,7 @@ impl RopeTables {
         if let Some(table) = enough(&slot) {
             return table;
         }
-        let room = positions.next_power_of_two().max(256).min(config.max_positions.max(positions));
+        let room = rope_positions(config, positions);
         let table = Arc::new(RopeTable::new(
             config.head_dim,
             &config.inverse_frequencies(),

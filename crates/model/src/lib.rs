@@ -51,6 +51,7 @@ pub use files::ModelFiles;
 pub use forward::{Extras, Forward, Noise};
 pub use generation::GenerationConfig;
 pub use gradients::Gradients;
+pub use memory::StepShape;
 pub use model::{LoadError, Model};
 pub use optimizer::{MomentFormat, Optimizer, OptimizerError, OptimizerSettings, StepStats};
 pub use outline::ModelOutline;

@@ -440,17 +440,19 @@ impl Model {
         &self.base.rope
     }
 
+    /// Size of the buffers that the steps so far have taken for activations and derivatives and that the next one reuses, in bytes.
+    pub fn activation_buffers(&self) -> usize {
+        self.pool.bytes()
+    }
+
     pub(crate) fn buf_pool(&self) -> &Arc<BufPool> {
         &self.pool
     }
-
-    pub(crate) fn attention_shape(&self) -> AttentionShape {
-        attention_shape(self.config())
-    }
 }
 
-pub(crate) fn attention_shape(c: &ModelConfig) -> AttentionShape {
-    AttentionShape { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim }
+/// Heads and window of a layer.
+pub(crate) fn attention_shape(c: &ModelConfig, layer: usize) -> AttentionShape {
+    AttentionShape { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim, window: c.windows[layer] }
 }
 
 pub(crate) fn tensors_out<'a>(

@@ -23,17 +23,6 @@ pub enum MomentFormat {
     Int8,
 }
 
-impl MomentFormat {
-    /// Memory of both moments of so many weights, in bytes.
-    pub fn bytes(self, weights: u64) -> u64 {
-        match self {
-            Self::F32 => 8 * weights,
-            // A byte for each, and a scale for each block.
-            Self::Int8 => 2 * (weights + 4 * weights.div_ceil(256)),
-        }
-    }
-}
-
 /// Settings of the optimiser.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -41,6 +41,14 @@ impl PackedWeights {
         }
     }
 
+    /// The same matrices in 8 bits.
+    pub(crate) fn quantized(&self, ctx: &Ctx) -> Self {
+        match self {
+            Self::F32(set) => Self::F32(set.quantized(ctx)),
+            Self::Bf16(set) => Self::Bf16(set.quantized(ctx)),
+        }
+    }
+
     /// Writes the matrices in rows.
     pub(crate) fn write_rows(&self, to: &mut TensorSet) {
         match self {
@@ -136,6 +144,21 @@ impl<E: Element> PackedSet<E> {
             layers: (0..c.layers).map(layer).collect(),
             head: heads.language().then(|| ops::pack(ctx, base.head_table(), c.vocab_size, d)),
             value: base.weights.value.as_ref().map(|head| ops::pack(ctx, &head.weight, heads.labels(), d)),
+        }
+    }
+
+    /// The value head is not sampled from, and keeps its precision.
+    fn quantized(&self, ctx: &Ctx) -> Self {
+        let layer = |PackedLayer { qkv, o, gate_up, down }: &PackedLayer<E>| PackedLayer {
+            qkv: qkv.quantized(ctx),
+            o: o.quantized(ctx),
+            gate_up: gate_up.quantized(ctx),
+            down: down.quantized(ctx),
+        };
+        Self {
+            layers: self.layers.iter().map(layer).collect(),
+            head: self.head.as_ref().map(|head| head.quantized(ctx)),
+            value: self.value.clone(),
         }
     }
 

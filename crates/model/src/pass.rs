@@ -105,7 +105,7 @@ impl<'a, E: Element> Pass<'a, E> {
         let to_raw = raw.as_mut().map(|raw| raw.each_mut().map(|buf| &mut **buf));
         layer.project(ctx, [&mut q, &mut k, &mut v], to_raw, x, self.rotation());
         let (mut attended, mut lse) = (self.take(he), self.take(c.heads));
-        let shape = self.model.attention_shape();
+        let shape = layer.attention_shape();
         ops::attention(ctx, &mut attended, &mut lse, &q, &k, &v, shape, self.segments);
         let [q, k] = raw.unwrap_or([q, k]);
         AttentionActivations { q, k, v, attended, lse }

@@ -2,56 +2,49 @@
 //! many short turns. GFLOP/s count the unmasked half of the scores.
 //!
 //! ```text
-//! cargo bench --bench attention_rate -- [THREADS] [f32|bf16] [ISA] [attention]
+//! cargo bench --bench attention_rate -- [THREADS] [f32|bf16] [ISA] [FILTER]
 //! ```
+//!
+//! FILTER selects measurements by a part of their name.
 
 mod rate;
 
 use rloom_ops::{
-    AdamW, AttentionShape, Bf16, Buf, CachedRow, Ctx, Element, Isa, KV_BLOCK, KvLayer, RopeTable, Segments,
-    adamw, attention, attention_backward, attention_cached, embedding, embedding_backward, kv_write,
-    rms_norm, rms_norm_backward, rope, sum_squares,
+    AdamW, AttentionShape, Bf16, Buf, CachedRow, Element, KV_BLOCK, KvLayer, RopeTable, Segments, adamw,
+    attention, attention_backward, attention_cached, embedding, embedding_backward, kv_write, rms_norm,
+    rms_norm_backward, rope, sum_squares,
 };
 
-use rate::{Rate, rate};
+use rate::{Arguments, Rate, rate};
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let threads = arguments.first().map_or(Ok(1), |text| text.parse())?;
-    let format = arguments.get(1).map_or("f32", String::as_str);
-    let isa = match arguments.get(2) {
-        None => Isa::detect(),
-        Some(name) => Isa::available()
-            .into_iter()
-            .find(|isa| isa.name() == name)
-            .ok_or("this instruction set is not available")?,
-    };
-    let ctx = Ctx::with_isa(threads, isa)?;
-    println!("{threads} threads, {}, {format}", isa.name());
-    match format {
-        "f32" => all::<f32>(&ctx),
-        "bf16" => all::<Bf16>(&ctx),
+    let arguments = Arguments::of_process()?;
+    let Arguments { ctx, format, .. } = &arguments;
+    println!("{} threads, {}, {format}", ctx.threads(), ctx.isa().name());
+    match format.as_str() {
+        "f32" => all::<f32>(&arguments),
+        "bf16" => all::<Bf16>(&arguments),
         _ => return Err("the format must be f32 or bf16".into()),
     }
-    if arguments.get(3).is_none_or(|only| only != "attention") {
-        match format {
-            "f32" => rows::<f32>(&ctx, 4096, 256),
-            _ => rows::<Bf16>(&ctx, 4096, 256),
-        }
-        tensors(&ctx);
-    }
+    tensors(&arguments);
     Ok(())
 }
 
-fn all<E: Element>(ctx: &Ctx) {
+fn all<E: Element>(arguments: &Arguments) {
     for (name, sequences, length, heads, kv_heads, head_dim) in [
         ("32 x 128, H 8, G 4, E 32", 32, 128, 8, 4, 32),
         ("1 x 4096, H 8, G 4, E 32", 1, 4096, 8, 4, 32),
         ("4 x 1024, H 14, G 2, E 64", 4, 1024, 14, 2, 64),
         ("2 x 2048, H 16, G 8, E 128", 2, 2048, 16, 8, 128),
     ] {
-        packed::<E>(ctx, name, sequences, length, AttentionShape { heads, kv_heads, head_dim });
+        packed::<E>(
+            arguments,
+            name,
+            sequences,
+            length,
+            AttentionShape { heads, kv_heads, head_dim, window: None },
+        );
     }
     for (rows, length, heads, kv_heads, head_dim) in [
         (64, 48, 8, 4, 32),
@@ -64,14 +57,22 @@ fn all<E: Element>(ctx: &Ctx) {
         (8, 2048, 14, 2, 64),
         (1, 4096, 16, 8, 128),
     ] {
-        cached::<E>(ctx, rows, length, AttentionShape { heads, kv_heads, head_dim });
+        cached::<E>(arguments, rows, length, AttentionShape { heads, kv_heads, head_dim, window: None });
     }
-    decoding::<E>(ctx, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 });
+    decoding::<E>(arguments, 4, 64, 48, AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None });
+    rows::<E>(arguments, 4096, 256);
 }
 
 /// Attention of one token per sequence in a model of some layers, whose caches are too large for one layer's to stay
 /// cached: the writes alone, then with the reads.
-fn decoding<E: Element>(ctx: &Ctx, layers: usize, rows: usize, length: usize, shape: AttentionShape) {
+fn decoding<E: Element>(
+    arguments: &Arguments,
+    layers: usize,
+    rows: usize,
+    length: usize,
+    shape: AttentionShape,
+) {
+    let ctx = &arguments.ctx;
     let blocks_each = length.div_ceil(KV_BLOCK) + 2;
     let mut caches = vec![KvLayer::<E>::new(rows * blocks_each, shape); layers];
     // The blocks of a sequence are not contiguous, as for sequences that grow concurrently.
@@ -90,21 +91,33 @@ fn decoding<E: Element>(ctx: &Ctx, layers: usize, rows: usize, length: usize, sh
     for cache in &mut caches {
         kv_write(ctx, cache, &content, &content, &all);
     }
-    report(ctx, &format!("write {layers} layers, {rows} rows"), 0.0, || {
+    report(arguments, &format!("write {layers} layers, {rows} rows"), 0.0, || {
         for cache in &mut caches {
             kv_write(ctx, cache, &kv, &kv, &slots);
         }
     });
     let pairs = (layers * rows * length * shape.heads * shape.head_dim) as f64;
-    report(ctx, &format!("write and attend {layers} layers, {rows} rows at {length}"), 4.0 * pairs, || {
-        for cache in &mut caches {
-            kv_write(ctx, cache, &kv, &kv, &slots);
-            attention_cached(ctx, &mut out, &q, cache, &cached);
-        }
-    });
+    report(
+        arguments,
+        &format!("write and attend {layers} layers, {rows} rows at {length}"),
+        4.0 * pairs,
+        || {
+            for cache in &mut caches {
+                kv_write(ctx, cache, &kv, &kv, &slots);
+                attention_cached(ctx, &mut out, &q, cache, &cached);
+            }
+        },
+    );
 }
 
-fn packed<E: Element>(ctx: &Ctx, name: &str, sequences: usize, length: usize, shape: AttentionShape) {
+fn packed<E: Element>(
+    arguments: &Arguments,
+    name: &str,
+    sequences: usize,
+    length: usize,
+    shape: AttentionShape,
+) {
+    let ctx = &arguments.ctx;
     let tokens = sequences * length;
     let (wide, narrow) = (tokens * shape.heads * shape.head_dim, tokens * shape.kv_heads * shape.head_dim);
     let starts: Vec<usize> = (0..=sequences).map(|s| s * length).collect();
@@ -112,16 +125,17 @@ fn packed<E: Element>(ctx: &Ctx, name: &str, sequences: usize, length: usize, sh
     let (q, k, v) = (wave::<E>(wide), wave::<E>(narrow), wave::<E>(narrow));
     let (mut out, mut lse, d_out) = (Buf::zeros(wide), Buf::zeros(tokens * shape.heads), wave(wide));
     let pairs = (sequences * length * (length + 1) / 2 * shape.heads * shape.head_dim) as f64;
-    report(ctx, &format!("attention {name}"), 4.0 * pairs, || {
+    report(arguments, &format!("attention {name}"), 4.0 * pairs, || {
         attention(ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);
     });
     let (mut dq, mut dk, mut dv) = (Buf::zeros(wide), Buf::zeros(narrow), Buf::zeros(narrow));
-    report(ctx, &format!("backward  {name}"), 10.0 * pairs, || {
+    report(arguments, &format!("backward  {name}"), 10.0 * pairs, || {
         attention_backward(ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments);
     });
 }
 
-fn cached<E: Element>(ctx: &Ctx, rows: usize, length: usize, shape: AttentionShape) {
+fn cached<E: Element>(arguments: &Arguments, rows: usize, length: usize, shape: AttentionShape) {
+    let ctx = &arguments.ctx;
     let blocks_each = length.div_ceil(KV_BLOCK);
     let mut cache = KvLayer::<E>::new(rows * blocks_each, shape);
     let slots: Vec<u32> = (0..(rows * blocks_each * KV_BLOCK) as u32).collect();
@@ -133,45 +147,49 @@ fn cached<E: Element>(ctx: &Ctx, rows: usize, length: usize, shape: AttentionSha
     let q = wave(rows * shape.heads * shape.head_dim);
     let mut out = Buf::zeros(q.len());
     let pairs = (rows * length * shape.heads * shape.head_dim) as f64;
-    let AttentionShape { heads, kv_heads, head_dim } = shape;
+    let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
     let name = format!("decode {rows} rows at {length}, H {heads}, G {kv_heads}, E {head_dim}");
-    report(ctx, &name, 4.0 * pairs, || {
+    report(arguments, &name, 4.0 * pairs, || {
         attention_cached(ctx, &mut out, &q, &cache, &cached);
     });
 }
 
 /// Memory-bound operations, on T tokens of width D.
-fn rows<E: Element>(ctx: &Ctx, t: usize, d: usize) {
+fn rows<E: Element>(arguments: &Arguments, t: usize, d: usize) {
+    let ctx = &arguments.ctx;
     let size = size_of::<E>();
     let (x, w) = (wave::<f32>(t * d), wave(d));
     let (mut y, mut rstd, mut dw) = (Buf::<E>::zeros(t * d), Buf::zeros(t), Buf::zeros(d));
-    bandwidth(ctx, "rms_norm", (4 + size) * t * d, || rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6));
+    bandwidth(arguments, "rms_norm", (4 + size) * t * d, || {
+        rms_norm(ctx, &mut y, &mut rstd, &x, &w, t, d, 1e-6);
+    });
     let mut dx = Buf::zeros(t * d);
-    bandwidth(ctx, "rms_norm_backward", (8 + size) * t * d, || {
+    bandwidth(arguments, "rms_norm_backward", (8 + size) * t * d, || {
         rms_norm_backward(ctx, &mut dx, &mut dw, &y, &x, &w, &rstd, t, d, false);
     });
     let inv_freq: Vec<f32> = (0..16).map(|i| 0.1f32.powi(i)).collect();
     let table = RopeTable::new(32, &inv_freq, 1.0, 128);
     let positions: Vec<u32> = (0..t as u32).map(|t| t % 128).collect();
-    bandwidth(ctx, "rope", 8 * t * d, || rope(ctx, &mut dx, &positions, d / 32, &table));
+    bandwidth(arguments, "rope", 8 * t * d, || rope(ctx, &mut dx, &positions, d / 32, &table));
 }
 
 /// Memory-bound operations that always use f32, on T tokens of width D and on whole tensors.
-fn tensors(ctx: &Ctx) {
+fn tensors(arguments: &Arguments) {
+    let ctx = &arguments.ctx;
     let (t, d) = (4096, 256);
     let (x, mut y) = (wave(t * d), Buf::zeros(t * d));
     let tokens: Vec<u32> = (0..t as u32).map(|t| t * 7919 % 512).collect();
     let mut embeddings = wave(512 * d);
-    bandwidth(ctx, "embedding", 8 * t * d, || embedding(ctx, &mut y, &embeddings, &tokens, d));
-    bandwidth(ctx, "embedding_backward", 12 * t * d, || {
+    bandwidth(arguments, "embedding", 8 * t * d, || embedding(ctx, &mut y, &embeddings, &tokens, d));
+    bandwidth(arguments, "embedding_backward", 12 * t * d, || {
         embedding_backward(ctx, &mut embeddings, &x, &tokens, d);
     });
     let n = 3_000_000;
     let (mut weight, grad, mut m, mut v) = (wave(n), wave(n), Buf::zeros(n), Buf::zeros(n));
     let settings =
         AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 3, grad_scale: 1.0 };
-    bandwidth(ctx, "adamw 3M", 28 * n, || adamw(ctx, &mut weight, &mut m, &mut v, &grad, &settings));
-    bandwidth(ctx, "sum_squares 3M", 4 * n, || {
+    bandwidth(arguments, "adamw 3M", 28 * n, || adamw(ctx, &mut weight, &mut m, &mut v, &grad, &settings));
+    bandwidth(arguments, "sum_squares 3M", 4 * n, || {
         std::hint::black_box(sum_squares(ctx, &grad));
     });
 }
@@ -181,15 +199,21 @@ fn wave<E: Element>(n: usize) -> Buf<E> {
 }
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
-fn report(ctx: &Ctx, name: &str, flops: f64, call: impl FnMut()) {
-    let Rate { seconds, share } = rate(ctx, flops, call);
+fn report(arguments: &Arguments, name: &str, flops: f64, call: impl FnMut()) {
+    if !arguments.select(name) {
+        return;
+    }
+    let Rate { seconds, share } = rate(&arguments.ctx, flops, call);
     let rate = flops / seconds / 1e9;
     println!("{name:<50} {:9.3} ms {rate:8.1} GFLOP/s {:5.0} %", seconds * 1e3, 100.0 * share);
 }
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
-fn bandwidth(ctx: &Ctx, name: &str, bytes: usize, call: impl FnMut()) {
-    let seconds = rate(ctx, 0.0, call).seconds;
+fn bandwidth(arguments: &Arguments, name: &str, bytes: usize, call: impl FnMut()) {
+    if !arguments.select(name) {
+        return;
+    }
+    let seconds = rate(&arguments.ctx, 0.0, call).seconds;
     let rate = bytes as f64 / seconds / 1e9;
     println!("{name:<50} {:9.3} ms {rate:8.1} GB/s", seconds * 1e3);
 }

@@ -1,8 +1,8 @@
-//! bf16 against f32 in turns: processor time of the products, attention and head of a training step of shape S, and of the
-//! products of a decode step of shape M, on one thread.
+//! bf16 against f32 in turns: processor time of the products, attention and head of a training step of shape S, on one thread;
+//! and both against weights of 8 bits, in the products of a decode step of shape M.
 //!
 //! ```text
-//! cargo bench --bench formats -- [ROUNDS] [ISA]
+//! cargo bench --bench formats -- [ROUNDS] [ISA] [decode]
 //! ```
 //!
 //! Time that other programs take does not count, so that ratios are usable on a busy machine (Linux only).
@@ -30,7 +30,7 @@ const V: usize = 512;
 /// Layers of shape S.
 const LAYERS_S: f64 = 4.0;
 /// Rows, width, feed-forward width and vocabulary of shape M in decoding.
-const R: usize = 8;
+const ROWS_M: [usize; 7] = [1, 2, 4, 8, 16, 64, 256];
 const D_M: usize = 896;
 const F_M: usize = 4864;
 const V_M: usize = 32_000;
@@ -105,7 +105,7 @@ impl<'c, E: Element> TrainingStep<'c, E> {
     }
 
     fn attention(&self) -> f64 {
-        let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32 };
+        let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None };
         let starts: Vec<usize> = (0..=T / 128).map(|sequence| sequence * 128).collect();
         let segments = Segments::unshared(&starts);
         let (q, k, v, d_out) =
@@ -143,28 +143,31 @@ struct DecodeStep<'c, E: Element> {
 }
 
 impl<'c, E: Element> DecodeStep<'c, E> {
-    fn new(ctx: &'c Ctx) -> Self {
-        let weight = |n: usize, k: usize| Weight::<E>::new(ctx, n, k).1;
+    fn new(ctx: &'c Ctx, is_quantized: bool) -> Self {
+        let weight = |n: usize, k: usize| {
+            let packed = Weight::<E>::new(ctx, n, k).1;
+            if is_quantized { packed.quantized(ctx) } else { packed }
+        };
         let layer = |_| [weight(1152, D_M), weight(D_M, D_M), weight(2 * F_M, D_M), weight(D_M, F_M)];
         Self { ctx, layers: (0..LAYERS_M.1).map(layer).collect(), head: weight(V_M, D_M) }
     }
 
     /// Seconds of a step's products.
-    fn measure(&self) -> f64 {
-        let (x, normed) = (noise::<f32>(R * D_M), noise::<E>(R * D_M));
+    fn measure(&self, r: usize) -> f64 {
+        let (x, normed) = (noise::<f32>(r * D_M), noise::<E>(r * D_M));
         let ones = Buf::from_vec(vec![1.0; D_M]);
         let norm = Norm { weight: &ones, eps: 1e-6 };
-        let (mut heads, mut hidden) = (Buf::<E>::zeros(R * 1152), Buf::<E>::zeros(R * F_M));
-        let (mut y, mut logits) = (Buf::<f32>::zeros(R * D_M), Buf::<f32>::zeros(R * V_M));
+        let (mut heads, mut hidden) = (Buf::<E>::zeros(r * 1152), Buf::<E>::zeros(r * F_M));
+        let (mut y, mut logits) = (Buf::<f32>::zeros(r * D_M), Buf::<f32>::zeros(r * V_M));
         let start = clock();
         for [qkv, out, gate_up, down] in &self.layers {
-            linear(self.ctx, &mut heads, &normed, R, qkv, None);
-            linear(self.ctx, &mut y, &normed, R, out, None);
-            linear_swiglu(self.ctx, &mut hidden, None, &x, norm, R, gate_up);
-            linear(self.ctx, &mut y, &hidden, R, down, None);
+            linear(self.ctx, &mut heads, &normed, r, qkv, None);
+            linear(self.ctx, &mut y, &normed, r, out, None);
+            linear_swiglu(self.ctx, &mut hidden, None, &x, norm, r, gate_up);
+            linear(self.ctx, &mut y, &hidden, r, down, None);
         }
         let middle = clock();
-        linear(self.ctx, &mut logits, &normed, R, &self.head, None);
+        linear(self.ctx, &mut logits, &normed, r, &self.head, None);
         (middle - start) * LAYERS_M.0 / LAYERS_M.1 as f64 + (clock() - middle)
     }
 }
@@ -190,6 +193,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ctx = Ctx::with_isa(1, isa)?;
     let (peak, read) = (ceiling::gemm_f32(&ctx), ceiling::read(&ctx, 256 << 20));
     println!("{}; f32 products {peak:.0} GFLOP/s, reading {read:.1} GB/s", ctx.bf16_products());
+    if arguments.next().is_some_and(|only| only == "decode") {
+        decoding(&ctx, rounds);
+        return Ok(());
+    }
     println!("{:>28}  {:>7}  {:>7}  {:>6}", "milliseconds", "f32", "bf16", "ratio");
     let (single, half) = (TrainingStep::<f32>::new(&ctx), TrainingStep::<Bf16>::new(&ctx));
     let steps: Vec<_> = (0..rounds).map(|_| (single.measure(), half.measure())).collect();
@@ -199,10 +206,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let sums: Vec<_> = steps.iter().map(|(single, half)| (single.iter().sum(), half.iter().sum())).collect();
     report("train S", &sums);
-    let (single, half) = (DecodeStep::<f32>::new(&ctx), DecodeStep::<Bf16>::new(&ctx));
-    report(
-        "decode M, products",
-        &(0..rounds).map(|_| (single.measure(), half.measure())).collect::<Vec<_>>(),
-    );
+    decoding(&ctx, rounds);
     Ok(())
+}
+
+/// Reports the products of decode steps: milliseconds, and ratios to weights of 8 bits.
+#[expect(clippy::print_stdout, reason = "the output of this program")]
+fn decoding(ctx: &Ctx, rounds: usize) {
+    let (single, half) = (DecodeStep::<f32>::new(ctx, false), DecodeStep::<Bf16>::new(ctx, false));
+    let (small, small_half) = (DecodeStep::<f32>::new(ctx, true), DecodeStep::<Bf16>::new(ctx, true));
+    println!(
+        "{:>20}  {:>7}  {:>7}  {:>9}  {:>9}  {:>9}  {:>9}",
+        "decode M: rows", "f32", "bf16", "f32, int8", "bf16, int8", "f32/int8", "bf16/int8"
+    );
+    for r in ROWS_M {
+        let turns: Vec<[f64; 4]> = (0..rounds)
+            .map(|_| [single.measure(r), half.measure(r), small.measure(r), small_half.measure(r)])
+            .collect();
+        let of = |f: &dyn Fn(&[f64; 4]) -> f64| median(turns.iter().map(f).collect());
+        let [a, b, c, d] = std::array::from_fn(|i| of(&|turn| 1e3 * turn[i]));
+        let (wide, narrow) = (of(&|turn| turn[0] / turn[2]), of(&|turn| turn[1] / turn[3]));
+        println!("{r:>20}  {a:7.1}  {b:7.1}  {c:9.1}  {d:10.1}  {wide:9.2}  {narrow:9.2}");
+    }
 }

@@ -13,13 +13,16 @@
 //! - `out = (Σ p_j v_j) · (1/l)`: one chain over the keys, ascending, from 0, then one multiplication;
 //! - `lse = m + ln l`.
 //!
+//! With a window of W keys, a query sees the last W keys of its sequence up to itself, and all of the above runs over
+//! these alone: the lanes of `l` are still given by the key's index in the sequence.
+//!
 //! This is the complete definition for f32. In bf16, products multiply pairs of bf16 numbers and everything else is
 //! f32:
 //!
 //! - a chain runs over pairs (2i, 2i + 1): of widened numbers, the even element of a pair first; of dot pairs, and where
 //!   linear layers use tiles, the odd one first. An unpaired last number is padded with zero;
 //! - `p_j` are rounded to bf16 for the weighted sum of the values; keys are paired by sequence position (2i, 2i + 1).
-//!   `l` is the sum of the unrounded `p_j`;
+//!   `l` is the sum of the unrounded `p_j`. The first key of a pair has `p = 0` if only the second is in the window;
 //! - `out` is rounded once, at the end.
 
 mod backward;
@@ -36,12 +39,12 @@ mod tile;
 mod token;
 pub(crate) mod words;
 
-pub use memory::attention_scratch_bytes;
+pub(crate) use memory::{cached_scratch_bytes, scratch_bytes};
 
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx, Element};
 
-/// Head counts and head size of an attention layer.
+/// Head counts, head size and window of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Number of query heads, H.
@@ -50,9 +53,16 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Size of a head, E.
     pub head_dim: usize,
+    /// Number of keys that a query sees, its own included; all keys before it if `None`.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
+    /// The first of `keys` keys that the query at the last of them sees.
+    pub(crate) fn first_key(&self, keys: usize) -> usize {
+        self.window.map_or(0, |window| keys.saturating_sub(window))
+    }
+
     /// Number of query heads per kv head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -65,17 +75,18 @@ impl AttentionShape {
 
     pub(crate) fn check(&self) {
         assert!(self.head_dim > 0 && self.kv_heads > 0 && self.heads > 0, "attention: empty shape {self:?}");
+        assert_ne!(self.window, Some(0), "attention: a window of no keys");
         assert_eq!(self.heads % self.kv_heads, 0, "attention: kv_heads must divide heads, {self:?}");
     }
 }
 
-/// A row of [`attention_cached`]: one token that attends to positions `0..len` of a sequence stored in `blocks`. The
-/// row's own key and value, at position `len − 1`, must already be in the cache.
+/// A row of [`attention_cached`]: one token that attends to positions `0..len` of a sequence stored in `blocks`, or to the
+/// last of these that its window holds. The row's own key and value, at position `len − 1`, must already be in the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRow<'a> {
     /// Cache blocks of the sequence, in order; at least `len / 16`, rounded up.
     pub blocks: &'a [u32],
-    /// Number of positions attended to, including the row's own.
+    /// Number of positions up to the row's own.
     pub len: usize,
 }
 
@@ -120,7 +131,7 @@ impl<'a> Segments<'a> {
 }
 
 /// Causal self-attention over packed sequences: a token sees all rows of its segment's parent, then its own segment up
-/// to itself.
+/// to itself, or the last of these that the window of `shape` holds.
 ///
 /// `out` and `q` are `[T, H, E]`, `k` and `v` `[T, G, E]`; `lse` `[T, H]` is needed by the backward pass.
 ///

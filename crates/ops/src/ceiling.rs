@@ -9,9 +9,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::disjoint::Disjoint;
+#[cfg(any(target_arch = "x86_64", test))]
 use crate::gemm_amx::TileUnit;
+#[cfg(target_arch = "x86_64")]
 use crate::isa::Bf16Products;
-use crate::simd::{LANES, Portable, Simd, dispatch};
+#[cfg(any(target_arch = "x86_64", test))]
+use crate::simd::Portable;
+use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx};
 
 /// Runs per measurement; the fastest counts.
@@ -195,8 +199,10 @@ mod pairs {
 }
 
 /// Rows of a tile, and words per row.
+#[cfg(any(target_arch = "x86_64", test))]
 const SIDE: usize = 16;
 /// Operations per iteration of [`tile_loop`]: four tiles of results with 32 multiply-adds per element.
+#[cfg(any(target_arch = "x86_64", test))]
 const TILE_OPERATIONS: usize = 4 * SIDE * SIDE * 2 * 32;
 
 /// Adds the product of tiles of ones to four zero tiles, `iterations` times, two by two as in a matrix product. Returns
@@ -204,6 +210,7 @@ const TILE_OPERATIONS: usize = 4 * SIDE * SIDE * 2 * 32;
 ///
 /// # Safety
 /// The processor must support the unit.
+#[cfg(any(target_arch = "x86_64", test))]
 unsafe fn tile_loop<U: TileUnit>(iterations: usize) -> f64 {
     // A word of two bf16 ones.
     let ones = [f32::from_bits(0x3f80_3f80); SIDE * SIDE];

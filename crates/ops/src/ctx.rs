@@ -1,7 +1,7 @@
 //! Execution context of the operations: threads, instruction set, scratch memory.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
 use crate::parallel::run_shared;
@@ -23,7 +23,18 @@ struct Inner {
     /// Threads in addition to the caller's, which always participates; `None` runs everything on the caller's.
     helpers: Option<rayon::ThreadPool>,
     threads: usize,
-    scratch: Mutex<Vec<Buf>>,
+    scratch: Mutex<Scratch>,
+}
+
+/// Scratch memory.
+#[derive(Default)]
+struct Scratch {
+    /// Buffers that no call uses.
+    kept: Vec<Buf>,
+    /// Size of all buffers, also of those in use, in bytes.
+    bytes: usize,
+    /// Most of it so far.
+    peak: usize,
 }
 
 impl Ctx {
@@ -87,7 +98,7 @@ impl Ctx {
     }
 
     fn from_parts(helpers: Option<rayon::ThreadPool>, threads: usize, level: Level) -> Self {
-        Self { inner: Arc::new(Inner { helpers, threads, scratch: Mutex::new(Vec::new()) }), level }
+        Self { inner: Arc::new(Inner { helpers, threads, scratch: Mutex::default() }), level }
     }
 
     /// Number of threads, including the caller's.
@@ -144,33 +155,57 @@ impl Ctx {
 
     /// As [`Ctx::with_scratch`], in any format.
     pub(crate) fn with_scratch_in<E: Element, R>(&self, len: usize, f: impl FnOnce(&mut Buf<E>) -> R) -> R {
-        let kept = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buf = best_fit(&mut kept(), len * size_of::<E>()).into_format();
+        let mut buf = self.scratch().take(len * size_of::<E>()).into_format();
+        let before = buf.capacity_bytes();
         buf.resize(len);
-        let result = f(&mut buf);
-        if buf.capacity_bytes() <= LARGEST_KEPT {
-            kept().push(buf.into_format());
+        if buf.capacity_bytes() > before {
+            self.scratch().grow(buf.capacity_bytes() - before);
         }
+        let result = f(&mut buf);
+        self.scratch().give_back(buf.into_format());
         result
+    }
+
+    /// Size of all scratch buffers at the same time, at its peak so far, in bytes.
+    pub fn scratch_peak(&self) -> usize {
+        self.scratch().peak
+    }
+
+    fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Size of the scratch buffers that are kept, in bytes.
     #[cfg(test)]
     fn kept_bytes(&self) -> usize {
-        let stack = self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        stack.iter().map(Buf::capacity_bytes).sum()
+        self.scratch().kept.iter().map(Buf::capacity_bytes).sum()
     }
 }
 
-/// Removes the smallest buffer of at least this size, or else the largest one, to be enlarged. There are then no more large
-/// buffers than are in use at the same time, whichever smaller ones are in between.
-fn best_fit(kept: &mut Vec<Buf>, bytes: usize) -> Buf {
-    let fits = |buf: &Buf| buf.capacity_bytes() >= bytes;
-    let smallest =
-        kept.iter().enumerate().filter(|(_, buf)| fits(buf)).min_by_key(|(_, buf)| buf.capacity_bytes());
-    let largest = || kept.iter().enumerate().max_by_key(|(_, buf)| buf.capacity_bytes());
-    let index = smallest.or_else(largest).map(|(index, _)| index);
-    index.map(|index| kept.swap_remove(index)).unwrap_or_default()
+impl Scratch {
+    /// Takes the smallest buffer of at least this size, or else the largest one, which the caller enlarges. There are then no
+    /// more large buffers than are in use at the same time, whichever smaller ones are in between.
+    fn take(&mut self, bytes: usize) -> Buf {
+        let sizes = || self.kept.iter().map(Buf::capacity_bytes).enumerate();
+        let smallest = sizes().filter(|&(_, size)| size >= bytes).min_by_key(|&(_, size)| size);
+        let found = smallest.or_else(|| sizes().max_by_key(|&(_, size)| size));
+        found.map(|(index, _)| self.kept.swap_remove(index)).unwrap_or_default()
+    }
+
+    /// Counts memory of a buffer in use.
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.peak = self.peak.max(self.bytes);
+    }
+
+    /// Keeps a buffer, unless it is large.
+    fn give_back(&mut self, buf: Buf) {
+        if buf.capacity_bytes() <= LARGEST_KEPT {
+            self.kept.push(buf);
+        } else {
+            self.bytes -= buf.capacity_bytes();
+        }
+    }
 }
 
 impl fmt::Debug for Ctx {

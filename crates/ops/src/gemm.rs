@@ -35,6 +35,8 @@ const PIECES_PER_THREAD: usize = 4;
 const PIECES_PER_THREAD_ACROSS: usize = 2;
 /// Rows of C that fit in one register tile.
 const FEW_ROWS: usize = 8;
+/// Rows of small tiles from whose number on a packed bf16 B is widened before it is used.
+const WIDENED_ROWS: usize = 24;
 /// Minimum rows of a piece: with fewer, too little work is done per read of B.
 const MIN_ROWS: usize = 32;
 /// Minimum panels of a piece that copies A.
@@ -124,7 +126,7 @@ impl Pieces {
 }
 
 /// True for instruction sets whose register tiles reuse operands often enough to read them in place.
-fn has_large_tiles(isa: Isa) -> bool {
+pub(crate) fn has_large_tiles(isa: Isa) -> bool {
     matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx)
 }
 
@@ -157,6 +159,19 @@ impl Blocking {
         let rows = (floats(caches.second) / steps / LANES * LANES).clamp(4 * LANES, 32 * LANES);
         Self { steps, rows, rows_across: rows }
     }
+}
+
+/// Upper limit of the scratch memory of a piece in bytes, if `k` is the largest reduced dimension of a weight: partial sums,
+/// a panel of B, and rows of A. Those of few rows are copied in one pass.
+pub(crate) fn piece_scratch(isa: Isa, k: usize) -> usize {
+    let of = |group: usize| {
+        let Blocking { steps, rows, rows_across } = Blocking::of(isa, group);
+        let rows = rows.max(rows_across) + LANES * group;
+        let right = WIDEST * LANES * steps;
+        let left = left_room(rows, steps).max(left_room(FEW_ROWS, k.next_multiple_of(LANES * group)));
+        rows * MAX_PANELS * LANES + right + left
+    };
+    of(1).max(of(2)) * size_of::<f32>()
 }
 
 /// True if a product is too small for more than one thread.
@@ -252,9 +267,13 @@ impl Product<'_> {
         // If C is bf16, partial sums between passes are kept in scratch memory.
         let spills = steps > max_steps && matches!(c, NumbersMut::Bf16(_));
         let spill_len = if spills { rows.len() * panels.len() * LANES } else { 0 };
-        let right = if matches!(self.b, Right::Panels(_)) { 0 } else { WIDEST * LANES * room_steps * floats };
-        // Small tiles copy even f32 that could be read in place.
-        let packs = self.group == 1 && !one_pass && !has_large_tiles(ctx.isa());
+        let small_tiles = !has_large_tiles(ctx.isa());
+        // Small tiles would widen a packed B once for each few rows.
+        let in_place =
+            matches!(self.b, Right::Panels(_)) && !(widens && small_tiles && rows.len() > WIDENED_ROWS);
+        let right = if in_place { 0 } else { WIDEST * LANES * room_steps * floats };
+        // Small tiles copy even f32 that could be read in place; one or two rows are too few to pay for it.
+        let packs = self.group == 1 && rows.len() > 2 && small_tiles;
         let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
         ctx.with_scratch(spill_len + right + left, |scratch| {

@@ -12,6 +12,7 @@ use crate::simd::{LANES, Simd};
 const SIDE: usize = 16;
 const WORDS: usize = SIDE * SIDE;
 /// Bytes per row of a tile.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 const ROW: usize = 64;
 
 /// A unit of eight tiles and its operations: the hardware instructions, or their emulation.

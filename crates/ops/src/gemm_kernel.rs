@@ -178,9 +178,8 @@ unsafe fn multiply_generic<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, block
     let small = A::ROWS < 8;
     let packs_in_place = A::PACKS && block.n > (PACK_PANELS - 1) * LANES;
     let copies_left = match block.a {
-        Source::Words(_) => {
-            small && tiles >= COPY_TILES.0 && (block.a_step != 1 || packs_in_place) && !block.left.is_null()
-        }
+        Source::Words(_) if block.left.is_null() || !small => false,
+        Source::Words(_) => packs_in_place || tiles >= COPY_TILES.0 && block.a_step != 1,
         _ => true,
     };
     for i in 0..passes {

@@ -80,18 +80,27 @@ unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
         unsafe {
             let a = a.add(rows.start * block.a_row + A::GROUP * pass.start);
             let to = block.left.add(tile * strides::<S, A>(pass).1);
-            for first in (0..all).step_by(LANES) {
-                let width = LANES.min(count - first);
-                let mut square = [s.zero(); LANES];
-                for (i, row) in square[..A::ROWS].iter_mut().enumerate() {
-                    // A tile of fewer rows repeats its last one, whose copies are not read.
-                    let from = a.add(i.min(rows.len() - 1) * block.a_row + first);
+            // A tile of fewer rows repeats its last one, whose copies are not read.
+            let row = |i: usize| a.add(i.min(rows.len() - 1) * block.a_row);
+            let from: [*const E; HALF] = std::array::from_fn(row);
+            let whole = count / LANES * LANES;
+            for first in (0..whole).step_by(LANES) {
+                let mut columns = [s.zero(); HALF];
+                for (v, from) in columns.iter_mut().zip(from) {
+                    let from = from.add(first);
                     s.prefetch(from.wrapping_add(A::ROWS * block.a_row).cast());
-                    *row = rounded::<S, A, E>(s, load(s, from, width));
+                    *v = rounded::<S, A, E>(s, E::load(s, from));
+                }
+                s.store_columns(&columns, to.add(first * A::ROWS), A::ROWS);
+            }
+            if whole < all {
+                let mut square = [s.zero(); LANES];
+                for (v, from) in square.iter_mut().zip(from) {
+                    *v = rounded::<S, A, E>(s, load(s, from.add(whole), count - whole));
                 }
                 s.transpose(&mut square);
-                for (i, step) in square.iter().take(all - first).enumerate() {
-                    s.store_half(to.add((first + i) * A::ROWS), *step);
+                for (i, step) in square.iter().take(all - whole).enumerate() {
+                    s.store_half(to.add((whole + i) * A::ROWS), *step);
                 }
             }
         }
@@ -114,24 +123,35 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
     for (start, tile) in starts.iter_mut().zip(tiles.clone()) {
         *start = piece(block.m, pass.tiles, tile).start;
     }
-    let (starts, (_, tile_floats)) = (&starts[..tiles.len()], strides::<S, A>(pass));
-    for i in 0..all {
+    let (count_of_tiles, (_, tile_floats)) = (tiles.len(), strides::<S, A>(pass));
+    // Tiles near the end of the rows read less than a vector.
+    let whole = starts[..count_of_tiles].iter().filter(|&&start| start + LANES <= block.m).count();
+    for i in 0..count {
         // SAFETY: a row has `m` numbers; the scratch has room for all numbers of all tiles and for half a vector after each.
         unsafe {
             let to = block.left.add(tiles.start * tile_floats + i * A::ROWS);
-            let from = a.wrapping_add((A::GROUP * pass.start + i) * block.a_step);
+            let from = a.add((A::GROUP * pass.start + i) * block.a_step);
             let next = from.wrapping_add(PREFETCH_STEPS * block.a_step + starts[0]);
             for line in 0..ACROSS / 2 {
                 s.prefetch(next.wrapping_add(line * LANES).cast());
             }
-            for (tile, &start) in starts.iter().enumerate() {
-                let v = if i < count {
-                    rounded::<S, A, E>(s, load(s, from.add(start), LANES.min(block.m - start)))
-                } else {
-                    s.zero()
-                };
-                s.store_half(to.add(tile * tile_floats), v);
+            if whole == ACROSS {
+                for (tile, &start) in starts.iter().enumerate() {
+                    let v = rounded::<S, A, E>(s, E::load(s, from.add(start)));
+                    s.store_half(to.add(tile * tile_floats), v);
+                }
+                continue;
             }
+            for (tile, &start) in starts[..count_of_tiles].iter().enumerate() {
+                let v = load(s, from.add(start), LANES.min(block.m - start));
+                s.store_half(to.add(tile * tile_floats), rounded::<S, A, E>(s, v));
+            }
+        }
+    }
+    for i in count..all {
+        for tile in tiles.clone() {
+            // SAFETY: as above.
+            unsafe { s.store_half(block.left.add(tile * tile_floats + i * A::ROWS), s.zero()) };
         }
     }
 }

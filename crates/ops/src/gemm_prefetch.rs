@@ -23,6 +23,9 @@ pub(crate) const FEW_STEPS: usize = 32;
 /// panels) the core runs out of outstanding misses: measured for 1 to 8 rows, at 2 to 64 steps.
 const STREAM_DISTANCE: usize = 4;
 
+/// Index of the part of B among the memory that a tile prefetches.
+pub(crate) const OPERAND: usize = 3;
+
 /// Memory to prefetch: rows of some cache lines each.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch {
@@ -39,6 +42,14 @@ impl Prefetch {
     /// The first `width` elements of `size` bytes of each row.
     fn new(at: *const u8, size: usize, row: usize, rows: usize, width: usize) -> Self {
         Self { at, row: row * size, rows, lines: (width * size).div_ceil(LINE) }
+    }
+
+    /// Address of the first line, bytes from one line to the next, and number of lines, if there is one row or one line per
+    /// row.
+    #[inline(always)]
+    pub(crate) fn sequence(&self) -> (*const u8, usize, usize) {
+        let distance = if self.rows == 1 { LINE } else { self.row };
+        (self.at, distance, self.rows * self.lines)
     }
 
     /// Prefetches all of it at once.
@@ -82,7 +93,7 @@ enum RightPrefetch {
     Nothing,
     /// Panels that will be copied, and their first step.
     Rows(Range<usize>, usize),
-    /// Panels that are read in place: address and number.
+    /// Panels of a packed B: address and number.
     Panels(*const f32, usize),
 }
 
@@ -93,16 +104,16 @@ impl GroupPrefetch {
             return Self { left: false, right: RightPrefetch::Nothing };
         }
         let panels = pass.block.n.div_ceil(LANES);
-        let right = match in_place(pass) {
-            _ if pass.copies_right && group + 1 == groups => {
-                RightPrefetch::Rows(piece(panels, groups, 0), pass.start + pass.steps)
-            }
-            _ if pass.copies_right => RightPrefetch::Rows(piece(panels, groups, group + 1), pass.start),
-            Some(b) if group + 1 < groups => {
+        let is_last = group + 1 == groups;
+        let right = match packed(pass) {
+            Some(b) if !is_last => {
                 let next = piece(panels, groups, group + 1);
                 RightPrefetch::Panels(b.wrapping_add(next.start * pass.block.b_panel), next.len())
             }
-            _ => RightPrefetch::Nothing,
+            Some(_) => RightPrefetch::Nothing,
+            None if !pass.copies_right => RightPrefetch::Nothing,
+            None if is_last => RightPrefetch::Rows(piece(panels, groups, 0), pass.start + pass.steps),
+            None => RightPrefetch::Rows(piece(panels, groups, group + 1), pass.start),
         };
         // Later groups find A in the cache; copying into tiles prefetches it.
         let left = group == 0 && !pass.packs_left && (pass.copies_left || pass.block.a_step == 1);
@@ -124,22 +135,23 @@ impl GroupPrefetch {
         match &self.right {
             RightPrefetch::Nothing => (),
             RightPrefetch::Rows(panels, start) => {
-                prefetch[3] = right(pass, panels, &(start + part.start..start + part.end));
+                prefetch[OPERAND] = right(pass, panels, &(start + part.start..start + part.end));
             }
             &RightPrefetch::Panels(at, panels) => {
                 let (at, width) = (at.wrapping_add(part.start * LANES), part.len() * LANES);
-                prefetch[3] = Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
+                prefetch[OPERAND] =
+                    Prefetch::new(at.cast(), size_of::<f32>(), pass.block.b_panel, panels, width);
             }
         }
         prefetch
     }
 }
 
-/// Start of the pass in B, if B is in panels and read in place.
-fn in_place(pass: &Pass<'_>) -> Option<*const f32> {
+/// Start of the pass in B, if B is in panels.
+fn packed(pass: &Pass<'_>) -> Option<*const f32> {
     let block = pass.block;
     match block.b {
-        Source::Words(b) if block.right.is_null() && block.b_step == LANES => {
+        Source::Words(b) if block.b_step == LANES && (block.right.is_null() || block.b_panel > LANES) => {
             Some(b.wrapping_add(pass.start * LANES))
         }
         _ => None,
@@ -149,7 +161,7 @@ fn in_place(pass: &Pass<'_>) -> Option<*const f32> {
 /// Line-by-line prefetch of B by a pass's only tile of the panels before `panel`.
 #[inline(always)]
 pub(crate) fn stream(pass: &Pass<'_>, panel: usize) -> Option<Stream> {
-    let b = in_place(pass).filter(|_| pass.tiles == 1)?;
+    let b = packed(pass).filter(|_| pass.tiles == 1 && !pass.copies_right)?;
     Some(Stream {
         distance: STREAM_DISTANCE.min(pass.steps),
         next: b.wrapping_add(panel * pass.block.b_panel),
@@ -345,9 +357,9 @@ mod tests {
         );
         let short = Pass { steps: 2, ..second(&block, 1) };
         assert_eq!(stream(&short, 3).unwrap().distance, 2);
-        // Not if other tiles reuse B, and not if B may be copied.
+        // Not if other tiles reuse B, and not if B is copied.
         assert!(stream(&second(&block, 2), 3).is_none());
-        let rows = Block { right: std::ptr::without_provenance_mut(BASE), ..packed(8) };
-        assert!(stream(&second(&rows, 1), 3).is_none());
+        let copied = Pass { copies_right: true, ..second(&block, 1) };
+        assert!(stream(&copied, 3).is_none());
     }
 }

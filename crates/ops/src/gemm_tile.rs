@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use crate::gemm_prefetch::{LINE, Prefetch, Stream};
+use crate::gemm_prefetch::{LINE, OPERAND, Prefetch, Stream};
 use crate::simd::{LANES, Simd, Task};
 
 /// Floats of the largest tile of any arithmetic.
@@ -123,11 +123,12 @@ impl Tile {
         Strides { a_row: self.a_row, a_step: self.a_step, b_panel: self.b_panel }
     }
 
-    /// True if A has been copied into tiles of `rows` rows, B is in panels, and there is little to prefetch.
+    /// True if A has been copied into tiles of `rows` rows, B is in panels, and the operands to prefetch are lines at equal
+    /// distances.
     fn is_packed(&self, rows: usize) -> bool {
-        const FEW_LINES: usize = 32;
-        let lines = || self.prefetch.iter().map(|prefetch| prefetch.rows * prefetch.lines).sum::<usize>();
-        self.a_row == 1 && self.a_step == rows && self.b_step == LANES && lines() <= FEW_LINES
+        let operand = &self.prefetch[OPERAND];
+        let packed = self.a_row == 1 && self.a_step == rows && self.b_step == LANES;
+        packed && (operand.rows <= 1 || operand.lines <= 1)
     }
 }
 
@@ -458,7 +459,8 @@ unsafe fn steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: usize>(
 }
 
 /// Executes all steps of a tile that [`is_packed`](Tile::is_packed): with constant strides and several steps per iteration,
-/// nearly all instructions are multiply-adds and their loads. The tile's few prefetches come first.
+/// nearly all instructions are multiply-adds and their loads. The few lines of the result are prefetched first, those of the
+/// next operand during the steps.
 ///
 /// # Safety
 /// As for [`Arithmetic::tile`].
@@ -470,21 +472,32 @@ unsafe fn packed_steps<S: Simd, M: MulAdd<S>, const ROWS: usize, const PANELS: u
     mut chains: Chains<S::V, ROWS, PANELS>,
 ) -> Chains<S::V, ROWS, PANELS> {
     const STEPS: usize = 4;
-    for prefetch in &t.prefetch {
+    for prefetch in &t.prefetch[..OPERAND] {
         prefetch.fetch(s);
     }
+    let (mut fetched, distance, lines) = t.prefetch[OPERAND].sequence();
+    let (iterations, rest) = (t.steps / STEPS, t.steps % STEPS);
+    let lines_each = lines.div_ceil(iterations.max(1));
+    // The first iterations prefetch; a few lines are spread over as many of them.
+    let fetching = lines.min(iterations);
     let strides = Strides { a_row: 1, a_step: S::TILE_ROWS, b_panel: t.b_panel };
     let (mut a, mut b, a_step) = (t.a, t.b, const { M::LEFT * S::TILE_ROWS });
     // SAFETY: as in `steps`.
     unsafe {
-        for _ in 0..t.steps / STEPS {
-            for i in 0..STEPS {
-                chains = m.step(s, strides, a.add(i * a_step), b.add(i * LANES), chains);
+        for (count, lines_each) in [(fetching, lines_each), (iterations - fetching, 0)] {
+            for _ in 0..count {
+                for _ in 0..lines_each {
+                    s.prefetch(fetched.cast());
+                    fetched = fetched.wrapping_add(distance);
+                }
+                for i in 0..STEPS {
+                    chains = m.step(s, strides, a.add(i * a_step), b.add(i * LANES), chains);
+                }
+                a = a.wrapping_add(STEPS * a_step);
+                b = b.wrapping_add(STEPS * LANES);
             }
-            a = a.wrapping_add(STEPS * a_step);
-            b = b.wrapping_add(STEPS * LANES);
         }
-        for i in 0..t.steps % STEPS {
+        for i in 0..rest {
             chains = m.step(s, strides, a.add(i * a_step), b.add(i * LANES), chains);
         }
     }

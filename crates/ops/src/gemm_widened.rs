@@ -1,8 +1,8 @@
 //! Products of bf16 numbers by f32 fused multiply-adds: [`Order::Widened`](crate::Order::Widened).
 //!
-//! The tile reads a packed B as words, two numbers in 32 bits, and widens them in registers, once for all of its rows: half
+//! A tile reads a packed B as words, two numbers in 32 bits, and widens them in registers, once for all of its rows: half
 //! the bytes of f32 at one more instruction per vector of B. A, which a tile would widen once per panel of B, is widened
-//! when it is copied; so is a B that has to be copied, whose tiles are then those of f32.
+//! when it is copied; so is a B that has to be copied, or that enough tiles share, whose tiles are then those of f32.
 
 use std::ops::Range;
 
@@ -95,10 +95,38 @@ pub(crate) unsafe fn widen_right<S: Simd>(
     // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.b {
-            Source::Words(b) | Source::F32(b) => widen_panels(s, pass, b, panels, last),
+            Source::Words(b) => unpack_panels(s, pass, b, panels),
+            Source::F32(b) => widen_panels(s, pass, b, panels, last),
             Source::Bf16(b) => widen_panels(s, pass, b, panels, last),
         }
     }
+}
+
+/// Widens the words of packed panels.
+///
+/// # Safety
+/// As for [`widen_right`].
+#[inline(always)]
+unsafe fn unpack_panels<S: Simd>(
+    s: S,
+    pass: &Pass<'_>,
+    b: *const f32,
+    panels: Range<usize>,
+) -> (*const f32, usize, usize) {
+    let (block, panel) = (pass.block, 2 * pass.steps * LANES);
+    for (j, index) in panels.enumerate() {
+        // SAFETY: the scratch is large enough; packed panels are padded to whole vectors.
+        unsafe {
+            let from = b.add(index * block.b_panel + pass.start * block.b_step);
+            let to = block.right.add(j * panel);
+            for step in 0..pass.steps {
+                let words = from.add(step * block.b_step);
+                s.store_ptr(to.add(2 * step * LANES), s.load_low(words));
+                s.store_ptr(to.add((2 * step + 1) * LANES), s.load_high(words));
+            }
+        }
+    }
+    (block.right, panel, LANES)
 }
 
 /// # Safety

@@ -10,30 +10,38 @@
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
-use crate::gemm::{Left, Output, Product, Right, check};
+use crate::gemm::{Left, Output, Product, Right, check, piece};
 use crate::lanes::narrow;
 use crate::linear::linear;
 use crate::logsumexp::{BLOCK, Block, block, join};
 use crate::low_rank::{Addition, linear_add};
 use crate::numbers::{Numbers, Typed};
-use crate::pack::Packed;
+use crate::pack::{Packed, Part};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, Weight};
 
 /// Rows of a tile of logits: with [`BLOCK`] columns it takes an eighth of a megabyte.
 pub(crate) const TILE_ROWS: usize = 64;
 /// Rows of a backward piece, which share one conversion of a block of the weight.
-const ROWS_BACKWARD: usize = 128;
+pub(crate) const ROWS_BACKWARD: usize = 128;
 /// Minimum rows of a backward piece.
 const MIN_ROWS_BACKWARD: usize = 32;
 /// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that
 /// the row blocks that tile products sum are not split. Larger chunks read and write the weight's gradient fewer times;
 /// if that fits in the cache, the derivatives should too.
-const CHUNK_ROWS: usize = 2048;
+pub(crate) const CHUNK_ROWS: usize = 2048;
 /// As [`CHUNK_ROWS`], for a weight of at most [`SMALL`] elements.
 const CHUNK_ROWS_SMALL: usize = 512;
 /// Maximum elements of a weight whose gradient fits in the cache.
 const SMALL: usize = 1 << 18;
+/// Memory for the statistics of the blocks of some rows, in bytes: those of thousands of rows even for large vocabularies, so
+/// that the weight is seldom read again. In unit tests those of a tile or two.
+pub(crate) const STATISTICS: usize = if cfg!(test) { 4 << 10 } else { 16 << 20 };
+
+/// Number of rows whose statistics, of `bytes` for each block, take at most [`STATISTICS`]; whole tiles.
+pub(crate) fn statistics_rows(blocks: usize, bytes: usize) -> usize {
+    (STATISTICS / (blocks * bytes).max(1) / TILE_ROWS).max(1) * TILE_ROWS
+}
 
 /// Scores of each row's target tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -83,17 +91,8 @@ impl<E: Element> HeadInput<'_, E> {
     /// Computes the logits of some rows and columns, starting at a panel boundary, into a tile of that shape.
     pub(crate) fn tile(&self, ctx: &Ctx, tile: &mut [f32], rows: Range<usize>, columns: Range<usize>) {
         let (d, panel, n) = (self.w.k(), columns.start / LANES, columns.len());
-        let product = Product {
-            m: rows.len(),
-            n,
-            k: d,
-            group: E::GROUP,
-            a: Left { data: E::numbers(&self.h[rows.start * d..rows.end * d]), row: d, step: 1 },
-            b: Right::Panels(self.w.panels(panel)),
-            c_row: n,
-            output: Output::Store,
-        };
-        product.run_inline(ctx, f32::numbers_mut(tile));
+        let part = Part { rows: rows.len(), panel, n, c_row: n, output: Output::Store };
+        self.w.multiply_inline(ctx, tile, &self.h[rows.start * d..rows.end * d], &part);
         if let Some(addition) = &self.addition {
             addition.add(ctx, tile, rows, panel, n, n);
         }
@@ -159,25 +158,67 @@ pub(crate) fn scores<E: Element>(
     candidates: &[u32],
     inv_temperature: &[f32],
 ) -> HeadScores {
-    let v = input.columns;
-    let (blocks, tiles) = (v.div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
-    let mut stats = vec![Block::default(); rows * blocks];
-    let mut candidate_logits = vec![0.0; rows * k];
-    {
-        let stats = Disjoint::new(&mut stats);
-        let candidate_logits = Disjoint::new(&mut candidate_logits);
+    let blocks = input.columns.div_ceil(BLOCK);
+    let chunk = statistics_rows(blocks, size_of::<Block>());
+    let mut stats = vec![Block::default(); rows.min(chunk) * blocks];
+    let mut out = HeadScores { logprob: vec![0.0; rows * k], entropy: vec![0.0; rows], lse: vec![0.0; rows] };
+    for first in (0..rows).step_by(chunk) {
+        let end = rows.min(first + chunk);
+        let requests = Requests {
+            rows: first..end,
+            k,
+            candidates: &candidates[first * k..end * k],
+            inv_temperature: &inv_temperature[first..end],
+        };
+        let logits = &mut out.logprob[first * k..end * k];
+        requests.read(ctx, input, &mut stats, logits);
+        requests.join(ctx, blocks, &stats, logits, &mut out.entropy[first..end], &mut out.lse[first..end]);
+    }
+    out
+}
+
+/// Some rows whose blocks are summarised together, and the tokens that are looked up.
+struct Requests<'a> {
+    rows: Range<usize>,
+    /// Candidates per row.
+    k: usize,
+    candidates: &'a [u32],
+    inv_temperature: &'a [f32],
+}
+
+impl Requests<'_> {
+    /// Tiles of the rows, counted from the first.
+    fn tile(&self, tile: usize) -> Range<usize> {
+        piece(self.rows.len(), self.tiles(), tile)
+    }
+
+    fn tiles(&self) -> usize {
+        self.rows.len().div_ceil(TILE_ROWS)
+    }
+
+    /// Computes the statistics of all blocks, and the logits of the candidates.
+    fn read<E: Element>(
+        &self,
+        ctx: &Ctx,
+        input: &HeadInput<'_, E>,
+        stats: &mut [Block],
+        candidate_logits: &mut [f32],
+    ) {
+        let (v, k, tiles) = (input.columns, self.k, self.tiles());
+        let blocks = v.div_ceil(BLOCK);
+        let (stats, candidate_logits) = (Disjoint::new(stats), Disjoint::new(candidate_logits));
         // Neighbouring pieces share a block of the weight, so that it is read from memory once.
         ctx.parallel_for(tiles * blocks, |i| {
-            let (b, tile) = (i / tiles, i % tiles);
-            let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
+            let (b, tile) = (i / tiles, self.tile(i % tiles));
             let columns = block_columns(b, v);
-            ctx.with_scratch((end - first) * columns.len(), |scratch| {
-                input.tile(ctx, scratch.as_mut_slice(), first..end, columns.clone());
-                for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns.len())) {
+            ctx.with_scratch(tile.len() * columns.len(), |scratch| {
+                let rows = self.rows.start + tile.start..self.rows.start + tile.end;
+                input.tile(ctx, scratch.as_mut_slice(), rows, columns.clone());
+                for (t, logits) in tile.zip(scratch.as_slice().chunks_exact(columns.len())) {
                     // SAFETY: a row and block belong to one piece.
                     let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
-                    stats[0] = block(ctx.level(), logits, inv_temperature[t]);
-                    for (i, &token) in (t * k..).zip(&candidates[t * k..(t + 1) * k]) {
+                    stats[0] = block(ctx.level(), logits, self.inv_temperature[t]);
+                    for (i, &token) in (t * k..).zip(&self.candidates[t * k..(t + 1) * k]) {
                         if let Some(&logit) =
                             (token as usize).checked_sub(columns.start).and_then(|j| logits.get(j))
                         {
@@ -189,23 +230,32 @@ pub(crate) fn scores<E: Element>(
             });
         });
     }
-    let mut out = HeadScores { logprob: candidate_logits, entropy: vec![0.0; rows], lse: vec![0.0; rows] };
-    let logprob = Disjoint::new(&mut out.logprob);
-    let (entropy, lse) = (Disjoint::new(&mut out.entropy), Disjoint::new(&mut out.lse));
-    ctx.parallel_for(tiles, |tile| {
-        for t in rows * tile / tiles..rows * (tile + 1) / tiles {
-            let row = join(ctx.level(), &stats[t * blocks..][..blocks]);
-            // SAFETY: a row belongs to one piece.
-            unsafe {
-                entropy.slice(t..t + 1)[0] = row.entropy;
-                lse.slice(t..t + 1)[0] = row.lse;
-                for logprob in logprob.slice(t * k..(t + 1) * k) {
-                    *logprob = *logprob * inv_temperature[t] - row.lse;
+
+    /// Joins the blocks of each row, and converts the logits of its candidates to log-probabilities.
+    fn join(
+        &self,
+        ctx: &Ctx,
+        blocks: usize,
+        stats: &[Block],
+        logprob: &mut [f32],
+        entropy: &mut [f32],
+        lse: &mut [f32],
+    ) {
+        let (logprob, entropy, lse) = (Disjoint::new(logprob), Disjoint::new(entropy), Disjoint::new(lse));
+        ctx.parallel_for(self.tiles(), |tile| {
+            for t in self.tile(tile) {
+                let row = join(ctx.level(), &stats[t * blocks..][..blocks]);
+                // SAFETY: a row belongs to one piece.
+                unsafe {
+                    entropy.slice(t..t + 1)[0] = row.entropy;
+                    lse.slice(t..t + 1)[0] = row.lse;
+                    for logprob in logprob.slice(t * self.k..(t + 1) * self.k) {
+                        *logprob = *logprob * self.inv_temperature[t] - row.lse;
+                    }
                 }
             }
-        }
-    });
-    out
+        });
+    }
 }
 
 /// Inputs of the derivative with respect to a row's logits.

@@ -26,6 +26,8 @@
 //!   processors' dot-product instruction; numbers below the smallest normal one are flushed to zero. (A sum within 2⁻¹⁵⁰
 //!   of that number may be zero by the instruction and the number itself elsewhere.) [`Order::Tiles`] runs over blocks of
 //!   32 indices, each of them two chains, of the even and of the odd indices; its attention uses dot pairs.
+//! * A product with a weight of 8 bits ([`Packed::quantized`]) is the sum of products above over the numbers of the one factor,
+//!   widened to f32, and the integers of the other, multiplied by the scale of the weight's row when it is complete.
 //! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo 16,
 //!   then in one fixed tree over the lanes.
 //! * A log-sum-exp over the vocabulary works on blocks of a fixed number of columns, joined in ascending order.
@@ -63,6 +65,8 @@ mod gemm_widened;
 mod head;
 mod head_divergence;
 mod head_draw;
+mod int8;
+mod int8_product;
 mod isa;
 mod lanes;
 mod linear;
@@ -71,6 +75,7 @@ mod linear_swiglu;
 mod logsumexp;
 mod low_rank;
 mod matrix;
+mod memory;
 mod norm;
 mod numbers;
 mod pack;
@@ -88,11 +93,8 @@ mod simd_x86;
 
 pub use adamw::{AdamW, adamw};
 pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
-pub use attention::{
-    AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached,
-    attention_scratch_bytes,
-};
-pub use buf::Buf;
+pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
+pub use buf::{Buf, mapped_bytes};
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
 pub use convert::{
     append_bf16_bytes, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
@@ -122,7 +124,8 @@ pub use low_rank::{
     low_rank_backward_x,
 };
 pub use matrix::{Matrix, is_bf16, round_to_bf16};
+pub use memory::{ScratchBytes, ScratchShape};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
-pub use pack::{Packed, pack, repack};
+pub use pack::{Packed, pack, packed_bytes, repack};
 pub use reduce::{all_finite, scale, sum_squares};
 pub use rope::{RopeTable, rope, rope_backward};

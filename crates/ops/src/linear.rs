@@ -4,7 +4,7 @@ use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
 use crate::low_rank::linear_add;
 use crate::numbers::Typed;
-use crate::pack::Packed;
+use crate::pack::{Packed, Part};
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, Weight, lanes};
 
@@ -24,10 +24,7 @@ fn forward<E: Element, O: Element>(
     let (n, k) = (w.n(), w.k());
     check("x_tk", x, rows * k);
     check("y_tn", y, rows * n);
-    let a = Left { data: E::numbers(x.as_slice()), row: k, step: 1 };
-    let b = Right::Panels(w.panels(0));
-    Product { m: rows, n, k, group: E::GROUP, a, b, c_row: n, output }
-        .run(ctx, O::numbers_mut(y.as_mut_slice()));
+    w.multiply(ctx, y.as_mut_slice(), x.as_slice(), &Part { rows, panel: 0, n, c_row: n, output });
 }
 
 /// `y_tn = x_tk · Wᵀ (+ bias_n)`. The bias is added after the sum, then the result is rounded to `O`.

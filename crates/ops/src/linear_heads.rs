@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
-use crate::gemm::{Left, Output, Product, Right, check, is_small};
+use crate::gemm::{Output, check, is_small};
 use crate::lanes::narrow;
 use crate::low_rank::Addition;
 use crate::norm::{Norm, reciprocal_root};
-use crate::numbers::Typed;
+use crate::pack::Part;
 use crate::partition::{for_blocks, for_rows, for_rows2};
 use crate::rope::{rotate_heads_to, rotated};
 use crate::simd::{LANES, Simd, dispatch};
@@ -18,6 +18,13 @@ use crate::{AttentionShape, Buf, Ctx, Element, RopeTable, Weight, lanes};
 const ROWS: usize = 128;
 /// Columns that a block computes at a time, unless a head has more.
 const COLUMNS: usize = 256;
+
+/// Scratch memory of a block in bytes: its rows, and the heads that it computes at a time with a line of them.
+pub(crate) fn block_scratch<E: Element>(d: usize, head_dim: usize) -> [usize; 2] {
+    let columns = COLUMNS.max(head_dim);
+    let heads = ROWS * (columns + 2 * LANES) * size_of::<f32>() + columns * size_of::<E>();
+    [ROWS * d * size_of::<E>(), heads]
+}
 
 /// Rotation of queries and keys: the positions of the rows, and the table of angles.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +126,7 @@ pub fn linear_heads<'w, E: Element>(
     let w = w.into();
     w.check();
     let (parts, rows) = (heads.parts(), heads.rotation.positions.len());
-    let (AttentionShape { heads: h, kv_heads: g, head_dim: e }, d) = (heads.shape, w.k());
+    let (AttentionShape { heads: h, kv_heads: g, head_dim: e, .. }, d) = (heads.shape, w.k());
     heads.check(rows);
     assert_eq!(w.n(), parts.heads() * e, "the weight must have one row per element of each head");
     check("q_the", q_the, rows * h * e);
@@ -181,17 +188,9 @@ unsafe fn compute_heads<E: Element>(
     let n = skip + range.len() * e;
     let width = n.next_multiple_of(LANES);
     ctx.with_scratch(rows.len() * width, |scratch| {
-        let product = Product {
-            m: rows.len(),
-            n,
-            k: w.k(),
-            group: E::GROUP,
-            a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.packed.panels(first)),
-            c_row: width,
-            output: bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..])),
-        };
-        product.run_inline(ctx, f32::numbers_mut(scratch.as_mut_slice()));
+        let output = bias_n.map_or(Output::Store, |bias| Output::Bias(&bias.as_slice()[first * LANES..]));
+        let part = Part { rows: rows.len(), panel: first, n, c_row: width, output };
+        w.packed.multiply_inline(ctx, scratch.as_mut_slice(), normed.as_slice(), &part);
         if let Some(addition) = addition {
             addition.add(ctx, scratch.as_mut_slice(), rows.clone(), first, n, width);
         }

@@ -5,17 +5,19 @@ use std::ops::Range;
 
 use crate::activation::{backward_row, forward_row};
 use crate::disjoint::Disjoint;
-use crate::gemm::{Left, Output, Product, Right, check, is_small};
+use crate::gemm::{Left, Output, Product, Right, check, has_large_tiles, is_small};
 use crate::lanes::narrow;
 use crate::low_rank::Addition;
 use crate::norm::Norm;
-use crate::numbers::Typed;
+use crate::numbers::{Numbers, Typed};
+use crate::pack::Part;
 use crate::partition::for_blocks;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Weight, WeightRows};
 
-/// Rows of a forward block, both halves of whose result fit in the cache.
-const ROWS: usize = 128;
+/// Rows of a forward block and the columns that it computes at a time, both halves of whose result fit in the cache: of large
+/// register tiles, and of small ones, which copy the rows for each product and so are given more columns.
+const FORWARD: [(usize, usize); 2] = [(128, COLUMNS), (64, 44 * LANES)];
 /// Rows of a backward block, which share one conversion of a part of the weight.
 const ROWS_BACKWARD: usize = 256;
 /// Rows to prefetch ahead.
@@ -25,10 +27,20 @@ const COLUMNS: usize = 18 * LANES;
 /// Minimum panels of a block that amortise the work done once per row.
 const WIDE: usize = 32;
 
-/// Columns of some panels, in portions of at most [`COLUMNS`].
-fn portions(panels: Range<usize>, columns: usize) -> impl Iterator<Item = Range<usize>> {
+/// Scratch memory of a block in bytes: its rows, and the columns that it computes at a time.
+pub(crate) fn block_scratch<E: Element>(d: usize) -> [usize; 2] {
+    let forward_rows = FORWARD.map(|(rows, _)| rows)[0];
+    let portions = FORWARD.map(|(rows, size)| 2 * rows * (size + 2 * LANES));
+    let portion = portions[0].max(portions[1]).max(ROWS_BACKWARD * COLUMNS);
+    // In f32 the backward pass reads its rows in place.
+    let rows = if E::GROUP == 1 { forward_rows } else { ROWS_BACKWARD };
+    [rows * d * size_of::<E>(), portion * size_of::<f32>()]
+}
+
+/// Columns of some panels, in portions of at most `size`.
+fn portions(panels: Range<usize>, columns: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = (panels.end * LANES).min(columns);
-    (panels.start * LANES..end).step_by(COLUMNS).map(move |first| first..end.min(first + COLUMNS))
+    (panels.start * LANES..end).step_by(size).map(move |first| first..end.min(first + size))
 }
 
 #[inline(always)]
@@ -74,10 +86,11 @@ pub fn linear_swiglu<'w, E: Element>(
     };
     let small = is_small(rows, 2 * f, d, E::GROUP);
     w.with_normed(ctx, x_td, norm, rows, |addition| {
-        for_blocks(ctx, small, (rows, ROWS), (f.div_ceil(LANES), WIDE), |rows, panels| {
+        let (block, size) = FORWARD[usize::from(!has_large_tiles(ctx.isa()))];
+        for_blocks(ctx, small, (rows, block), (f.div_ceil(LANES), WIDE), |rows, panels| {
             ctx.with_scratch_in(rows.len() * d, |normed| {
                 norm.rows(ctx, normed.as_mut_slice(), &x_td.as_slice()[rows.start * d..rows.end * d]);
-                for cols in portions(panels, f) {
+                for cols in portions(panels, f, size) {
                     // SAFETY: rows and panels belong to one block.
                     unsafe { portion_forward(ctx, &to, normed, rows.clone(), cols, (w, addition)) };
                 }
@@ -110,19 +123,11 @@ unsafe fn portion_forward<E: Element>(
     let width = (skip + cols.len()).next_multiple_of(LANES);
     let half = rows.len() * width;
     ctx.with_scratch(2 * half, |scratch| {
-        let product = |panel: usize, n: usize| Product {
-            m: rows.len(),
-            n,
-            k: w.k(),
-            group: E::GROUP,
-            a: Left { data: E::numbers(normed.as_slice()), row: w.k(), step: 1 },
-            b: Right::Panels(w.packed.panels(panel)),
-            c_row: width,
-            output: Output::Store,
-        };
+        let part = |panel, n| Part { rows: rows.len(), panel, n, c_row: width, output: Output::Store };
         let (gate, up) = scratch.as_mut_slice().split_at_mut(half);
-        product(cols.start / LANES, cols.len()).run_inline(ctx, f32::numbers_mut(gate));
-        product(first, skip + cols.len()).run_inline(ctx, f32::numbers_mut(up));
+        let normed = normed.as_slice();
+        w.packed.multiply_inline(ctx, gate, normed, &part(cols.start / LANES, cols.len()));
+        w.packed.multiply_inline(ctx, up, normed, &part(first, skip + cols.len()));
         if let Some(addition) = addition {
             addition.add(ctx, gate, rows.clone(), cols.start / LANES, cols.len(), width);
             addition.add(ctx, up, rows.clone(), first, skip + cols.len(), width);
@@ -173,12 +178,19 @@ pub fn linear_backward_swiglu<'w, E: Element>(
     };
     let small = is_small(rows, f, d, E::GROUP);
     for_blocks(ctx, small, (rows, ROWS_BACKWARD), (f.div_ceil(LANES), WIDE), |rows, panels| {
-        ctx.with_scratch_in(rows.len() * d, |dy: &mut Buf<E>| {
-            narrow(ctx.level(), dy.as_mut_slice(), &dy_td.as_slice()[rows.start * d..rows.end * d]);
-            for cols in portions(panels, f) {
+        let dy = &dy_td.as_slice()[rows.start * d..rows.end * d];
+        let compute = |dy: Numbers<'_>| {
+            for cols in portions(panels.clone(), f, COLUMNS) {
                 // SAFETY: rows and panels belong to one block.
                 unsafe { portion_backward(ctx, &to, dy, rows.clone(), cols, w_down, d, f) };
             }
+        };
+        if E::GROUP == 1 {
+            return compute(f32::numbers(dy));
+        }
+        ctx.with_scratch_in(rows.len() * d, |rounded: &mut Buf<E>| {
+            narrow(ctx.level(), rounded.as_mut_slice(), dy);
+            compute(E::numbers(rounded.as_slice()));
         });
     });
 }
@@ -190,7 +202,7 @@ pub fn linear_backward_swiglu<'w, E: Element>(
 unsafe fn portion_backward<E: Element>(
     ctx: &Ctx,
     to: &Outputs<'_, E>,
-    dy: &Buf<E>,
+    dy: Numbers<'_>,
     rows: Range<usize>,
     cols: Range<usize>,
     w_down: WeightRows<'_>,
@@ -204,7 +216,7 @@ unsafe fn portion_backward<E: Element>(
             n: cols.len(),
             k: d,
             group: E::GROUP,
-            a: Left { data: E::numbers(dy.as_slice()), row: d, step: 1 },
+            a: Left { data: dy, row: d, step: 1 },
             b: Right::Rows { data: w_down.matrix.part(cols.start..d * f), width: f },
             c_row: cols.len(),
             output: Output::Store,

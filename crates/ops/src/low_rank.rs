@@ -11,7 +11,7 @@ use crate::gemm::{Left, Output, Product, Right, check, is_small};
 use crate::linear::{linear, linear_backward_input};
 use crate::norm::Norm;
 use crate::numbers::{Numbers, Typed};
-use crate::pack::Packed;
+use crate::pack::{Packed, Part};
 use crate::partition::for_blocks;
 use crate::{Buf, Ctx, Element};
 
@@ -142,18 +142,8 @@ impl<E: Element> Addition<'_, E> {
         n: usize,
         c_row: usize,
     ) {
-        let r = self.rank();
-        let product = Product {
-            m: rows.len(),
-            n,
-            k: r,
-            group: E::GROUP,
-            a: Left { data: E::numbers(self.u(rows)), row: r, step: 1 },
-            b: Right::Panels(self.b.panels(panel)),
-            c_row,
-            output: Output::Chain,
-        };
-        product.run_inline(ctx, f32::numbers_mut(c));
+        let part = Part { rows: rows.len(), panel, n, c_row, output: Output::Chain };
+        self.b.multiply_inline(ctx, c, self.u(rows), &part);
     }
 }
 
@@ -180,28 +170,16 @@ fn norm_linear<E: Element>(
             }
             // SAFETY: rows belong to one block.
             let y = unsafe { y.slice(rows.start * n..rows.end * n) };
-            let product = Product {
-                m: rows.len(),
-                n,
-                k: d,
-                group: E::GROUP,
-                a: Left { data: E::numbers(normed.as_slice()), row: d, step: 1 },
-                b: Right::Panels(w.panels(0)),
-                c_row: n,
-                output: Output::Store,
-            };
-            product.run_inline(ctx, E::numbers_mut(y));
+            let part = Part { rows: rows.len(), panel: 0, n, c_row: n, output: Output::Store };
+            w.multiply_inline(ctx, y, normed.as_slice(), &part);
         });
     });
 }
 
 /// `y_tn += x_tk · Wᵀ`, where the sum starts from `y_tn`.
 pub(crate) fn linear_add<E: Element>(ctx: &Ctx, y_tn: &mut Buf, x_tk: &Buf<E>, rows: usize, w: &Packed<E>) {
-    let (n, k) = (w.n(), w.k());
-    let a = Left { data: E::numbers(x_tk.as_slice()), row: k, step: 1 };
-    let b = Right::Panels(w.panels(0));
-    Product { m: rows, n, k, group: E::GROUP, a, b, c_row: n, output: Output::Chain }
-        .run(ctx, f32::numbers_mut(y_tn.as_mut_slice()));
+    let part = Part { rows, panel: 0, n: w.n(), c_row: w.n(), output: Output::Chain };
+    w.multiply(ctx, y_tn.as_mut_slice(), x_tk.as_slice(), &part);
 }
 
 /// Columns of a projection to which one of the matrices `B` of an addition belongs.

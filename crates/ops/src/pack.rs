@@ -1,6 +1,8 @@
 //! Weights in the layout of the forward product.
 
 use crate::disjoint::Disjoint;
+use crate::gemm::{Left, Output, Product, Right};
+use crate::int8::Int8Panels;
 use crate::numbers::Numbers;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, lanes};
@@ -9,12 +11,34 @@ use crate::{Buf, Ctx, Element, Matrix, lanes};
 const SMALL: usize = 100_000;
 
 /// A weight `[n, k]` in the layout of `y = x·Wᵀ`: panels of 16 rows of the weight, the last one zero-padded. A panel is
-/// `[k, 16]` in f32; in bf16 it is `[k/2, 16, 2]` with neighbours along `k` adjacent, an odd `k` padded with zero.
+/// `[k, 16]` in f32; in bf16 it is `[k/2, 16, 2]` with neighbours along `k` adjacent, an odd `k` padded with zero. `E` is the
+/// format of `x`, and of the weight unless it is [quantized](Self::quantized).
 #[derive(Debug, Clone)]
 pub struct Packed<E: Element = f32> {
     n: usize,
     k: usize,
-    panels: Buf<E>,
+    panels: Panels<E>,
+}
+
+/// The panels of a weight.
+#[derive(Debug, Clone)]
+enum Panels<E: Element> {
+    Plain(Buf<E>),
+    Int8(Int8Panels),
+}
+
+/// A part of the product of a packed weight with contiguous rows of `x`.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    /// Rows of `x`.
+    pub(crate) rows: usize,
+    /// First panel of the weight.
+    pub(crate) panel: usize,
+    /// Columns of the result, starting with the first of that panel.
+    pub(crate) n: usize,
+    /// Elements from one row of the result to the next.
+    pub(crate) c_row: usize,
+    pub(crate) output: Output<'a>,
 }
 
 impl<E: Element> Packed<E> {
@@ -30,18 +54,66 @@ impl<E: Element> Packed<E> {
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.panels.len() * size_of::<E>()
+        match &self.panels {
+            Panels::Plain(panels) => panels.len() * size_of::<E>(),
+            Panels::Int8(panels) => panels.bytes(),
+        }
     }
 
     /// Elements per panel.
-    pub(crate) fn panel(&self) -> usize {
-        self.k.next_multiple_of(E::GROUP) * LANES
+    fn panel(&self) -> usize {
+        panel::<E>(self.k)
     }
 
-    /// The panels starting at index `first`.
-    pub(crate) fn panels(&self, first: usize) -> Numbers<'_> {
-        E::numbers(&self.panels.as_slice()[first * self.panel()..])
+    /// The weight in 8 bits, with one scale for each row: a quarter of the bytes of f32, half of those of bf16. A number is
+    /// rounded by at most 1/254 of the largest magnitude of its row.
+    #[must_use]
+    pub fn quantized(&self, ctx: &Ctx) -> Self {
+        let panels = match &self.panels {
+            Panels::Plain(panels) => Int8Panels::quantize(ctx, panels, self.panel(), self.k),
+            Panels::Int8(panels) => panels.clone(),
+        };
+        Self { panels: Panels::Int8(panels), ..*self }
     }
+
+    /// Computes part of `x · Wᵀ` into `c`, on all threads.
+    pub(crate) fn multiply<O: Element>(&self, ctx: &Ctx, c: &mut [O], x: &[E], part: &Part<'_>) {
+        match &self.panels {
+            Panels::Plain(panels) => self.product(panels, x, part).run(ctx, O::numbers_mut(c)),
+            Panels::Int8(panels) => panels.multiply(ctx, c, x, part, ctx.threads()),
+        }
+    }
+
+    /// As [`multiply`](Self::multiply), on the calling thread.
+    pub(crate) fn multiply_inline<O: Element>(&self, ctx: &Ctx, c: &mut [O], x: &[E], part: &Part<'_>) {
+        match &self.panels {
+            Panels::Plain(panels) => self.product(panels, x, part).run_inline(ctx, O::numbers_mut(c)),
+            Panels::Int8(panels) => panels.multiply(ctx, c, x, part, 1),
+        }
+    }
+
+    fn product<'a>(&self, panels: &'a Buf<E>, x: &'a [E], part: &Part<'a>) -> Product<'a> {
+        Product {
+            m: part.rows,
+            n: part.n,
+            k: self.k,
+            group: E::GROUP,
+            a: Left { data: E::numbers(x), row: self.k, step: 1 },
+            b: Right::Panels(E::numbers(&panels.as_slice()[part.panel * self.panel()..])),
+            c_row: part.c_row,
+            output: part.output,
+        }
+    }
+}
+
+/// Elements of a panel of rows of `k` numbers.
+fn panel<E: Element>(k: usize) -> usize {
+    k.next_multiple_of(E::GROUP) * LANES
+}
+
+/// Size of a packed weight `[n, k]` that is not quantized, in bytes: whole panels of whole words.
+pub fn packed_bytes<E: Element>(n: usize, k: usize) -> usize {
+    n.div_ceil(LANES) * panel::<E>(k) * size_of::<E>()
 }
 
 /// Packs the weight `w_nk` for [`linear`](crate::linear), rounded to the format `E`.
@@ -49,13 +121,12 @@ impl<E: Element> Packed<E> {
 /// # Panics
 /// If `w_nk` does not have `n * k` elements.
 pub fn pack<'w, E: Element>(ctx: &Ctx, w_nk: impl Into<Matrix<'w>>, n: usize, k: usize) -> Packed<E> {
-    let len = n.next_multiple_of(LANES) * k.next_multiple_of(E::GROUP);
-    let mut packed = Packed { n, k, panels: Buf::zeros(len) };
+    let mut packed = Packed { n, k, panels: Panels::Plain(Buf::default()) };
     repack(ctx, &mut packed, w_nk);
     packed
 }
 
-/// Packs another weight of the same shape into the memory of `packed`.
+/// Packs another weight of the same shape into the memory of `packed`, which is no longer quantized.
 ///
 /// # Panics
 /// If `w_nk` does not have `n * k` elements.
@@ -63,8 +134,12 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
     let (n, k, size) = (packed.n, packed.k, packed.panel());
     let w = w_nk.into();
     w.check("w_nk", n * k);
-    let out = Disjoint::new(packed.panels.as_mut_slice());
     let panels = n.div_ceil(LANES);
+    let mut plain = match std::mem::replace(&mut packed.panels, Panels::Plain(Buf::default())) {
+        Panels::Plain(own) if own.len() == panels * size => own,
+        _ => Buf::zeros(panels * size),
+    };
+    let out = Disjoint::new(plain.as_mut_slice());
     let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
     ctx.parallel_for(pieces, |i| {
         for p in panels * i / pieces..panels * (i + 1) / pieces {
@@ -81,6 +156,7 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
             }
         }
     });
+    packed.panels = Panels::Plain(plain);
 }
 
 impl<E: Element> Packed<E> {
@@ -89,7 +165,14 @@ impl<E: Element> Packed<E> {
         let (n, k, group) = (self.n, self.k, E::GROUP);
         let mut rows = Buf::zeros(n * k);
         for (row, to) in rows.as_mut_slice().chunks_exact_mut(k.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[row / LANES * self.panel()..][row % LANES * group..];
+            let panels = match &self.panels {
+                Panels::Plain(panels) => panels.as_slice(),
+                Panels::Int8(panels) => {
+                    panels.read_row(row, to);
+                    continue;
+                }
+            };
+            let panel = &panels[row / LANES * self.panel()..][row % LANES * group..];
             for (i, to) in to.iter_mut().enumerate() {
                 *to = panel[i / group * LANES * group + i % group].widen();
             }

@@ -72,6 +72,16 @@ pub trait Simd: Copy + Send + Sync {
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(words) }
     }
 
+    /// 16 integers as numbers.
+    /// # Safety
+    /// `LANES` integers must be readable at `p`; no alignment is needed.
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::V {
+        // SAFETY: the caller guarantees 16 integers; unaligned reads have no further requirement.
+        let integers = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        self.load(&integers.map(f32::from))
+    }
+
     /// The bf16 numbers in the lower halves of 16 words, widened.
     #[inline(always)]
     fn low_half(self, words: Self::V) -> Self::V {
@@ -142,6 +152,20 @@ pub trait Simd: Copy + Send + Sync {
         }
     }
 
+    /// Stores the columns of eight vectors: column `j`, eight numbers, at `p + j * stride`.
+    /// # Safety
+    /// The columns must be writable; no alignment is needed.
+    #[inline(always)]
+    unsafe fn store_columns(self, rows: &[Self::V; LANES / 2], p: *mut f32, stride: usize) {
+        let mut square = [self.zero(); LANES];
+        square[..LANES / 2].copy_from_slice(rows);
+        self.transpose(&mut square);
+        for (j, column) in square.iter().enumerate() {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.store_half(p.add(j * stride), *column) }
+        }
+    }
+
     /// Prefetches the cache line of `p`, which need not be readable. A hint; does nothing on processors without such an
     /// instruction.
     #[inline(always)]
@@ -187,6 +211,12 @@ pub trait Simd: Copy + Send + Sync {
     #[inline(always)]
     fn sums(self, square: &[Self::V; LANES]) -> Self::V {
         self.load(&square.map(|v| self.sum(v)))
+    }
+
+    /// The nearest integers to numbers between −2²² and 2²², ties to even, in the low bits of the lanes.
+    #[inline(always)]
+    fn round_to_low_bits(self, v: Self::V) -> Self::V {
+        self.add(v, self.splat(ROUND))
     }
 
     #[inline(always)]

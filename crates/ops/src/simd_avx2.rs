@@ -251,6 +251,13 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Pair {
+        unsafe {
+            let number = |eight| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+            Pair(number(_mm_loadl_epi64(p.cast())), number(_mm_loadl_epi64(p.add(8).cast())))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Pair) {
         unsafe {
             let (low, high) = (rounded_256(v.0), rounded_256(v.1));
@@ -282,6 +289,17 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn transpose(self, square: &mut [Pair; LANES]) {
         unsafe { transpose_256(square) }
+    }
+    #[inline(always)]
+    unsafe fn store_columns(self, rows: &[Pair; LANES / 2], p: *mut f32, stride: usize) {
+        unsafe {
+            for (j, column) in transposed_quarter(rows.map(|row| row.0)).into_iter().enumerate() {
+                _mm256_storeu_ps(p.add(j * stride), column);
+            }
+            for (j, column) in transposed_quarter(rows.map(|row| row.1)).into_iter().enumerate() {
+                _mm256_storeu_ps(p.add((LANES / 2 + j) * stride), column);
+            }
+        }
     }
     #[inline(always)]
     fn sums(self, square: &[Pair; LANES]) -> Pair {

@@ -95,6 +95,45 @@ fn all_generic<S: Simd>(s: S, out: &mut Vec<f32>, a: &[f32], b: &[f32]) {
     out.push(s.max_lane(x));
     let square: [S::V; LANES] = std::array::from_fn(|i| s.mul(x, s.splat(1.0 + i as f32)));
     out.extend(s.to_array(s.sums(&square)));
+    moved_generic(s, out, x, y);
+}
+
+/// Every operation that moves or rounds numbers.
+#[inline(always)]
+fn moved_generic<S: Simd>(s: S, out: &mut Vec<f32>, x: S::V, y: S::V) {
+    const STRIDE: usize = 6;
+    let rows: [S::V; LANES] = std::array::from_fn(|i| s.add(x, s.splat(i as f32)));
+    let mut columns = rows;
+    s.transpose(&mut columns);
+    for v in columns {
+        out.extend(s.to_array(v));
+    }
+    // Columns that overlap, as those of a tile of fewer rows.
+    let mut stored = [9.0; LANES * STRIDE + LANES];
+    let eight: [S::V; LANES / 2] = std::array::from_fn(|i| rows[i]);
+    // SAFETY: there is room for the last column and for half a vector.
+    unsafe {
+        s.store_columns(&eight, stored.as_mut_ptr(), STRIDE);
+        s.store_half(stored.as_mut_ptr().add(LANES * STRIDE + LANES / 2), y);
+    }
+    out.extend(stored);
+    let words = s.pair(x, y);
+    for v in [words, s.rounded(x), s.low_half(words), s.high_half(words)] {
+        out.extend(s.to_array(v));
+    }
+    let (words, mut numbers) = (s.to_array(words), [0_u16; LANES]);
+    // SAFETY: the arrays have 16 words and 16 numbers.
+    unsafe {
+        s.store_bf16(numbers.as_mut_ptr(), y);
+        for v in [
+            s.load_low(words.as_ptr()),
+            s.load_high(words.as_ptr()),
+            s.splat_high(words.as_ptr()),
+            s.load_bf16(numbers.as_ptr()),
+        ] {
+            out.extend(s.to_array(v));
+        }
+    }
 }
 
 dispatch! {
@@ -174,5 +213,27 @@ fn narrowing_is_identical_on_all_instruction_sets() {
             let same = if x.is_nan() { y.is_nan() } else { y.to_bits() == expected.to_bits() };
             assert!(same, "{level:?}: {x:e} gives {y:?}, not {expected:?}");
         }
+    }
+}
+
+fn integers_generic<S: Simd>(s: S, y: &mut [f32], x: &[i8]) {
+    for (y, x) in y.chunks_exact_mut(LANES).zip(x.chunks_exact(LANES)) {
+        // SAFETY: there are 16 integers.
+        s.store(y, unsafe { s.load_i8(x.as_ptr()) });
+    }
+}
+
+dispatch! {
+    fn integers(y: &mut [f32], x: &[i8]) = integers_generic;
+}
+
+#[test]
+fn integers_are_widened_exactly() {
+    let x: Vec<i8> = (i8::MIN..=i8::MAX).collect();
+    let want: Vec<f32> = x.iter().map(|&x| f32::from(x)).collect();
+    for level in levels() {
+        let mut y = vec![f32::NAN; x.len()];
+        integers(level, &mut y, &x);
+        assert!(same(&y, &want), "{:?}", level.isa());
     }
 }

@@ -126,6 +126,7 @@ impl RolloutEngine for Sampler {
             attachments: false,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

@@ -33,8 +33,9 @@ pub fn evaluate(
     // Outside of a run there are no servers.
     let timeout_seconds = eval.rollout.timeout_seconds();
     let embedded = RolloutSettings { timeout_seconds, ..RolloutSettings::default() };
-    let settings = eval.rollout.embedded().unwrap_or(&embedded);
-    let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, settings, tokenizer)?);
+    // The weights are judged as they are, also those of a run that samples from quantized ones.
+    let settings = RolloutSettings { quantize: None, ..eval.rollout.embedded().unwrap_or(&embedded).clone() };
+    let engine = Arc::new(assembly::rollout_engine(model.config(), ctx, &settings, tokenizer)?);
     functions::check_evaluation(eval, &inputs.judges)?;
     let rows = inputs.prompt_check().evaluation(eval)?;
     // One model plays all roles.

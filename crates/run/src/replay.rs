@@ -20,7 +20,7 @@ use crate::lineage::{SampleName, ranges};
 use crate::numeric_path::replay_context;
 use crate::rebuild::{Origin, Versions};
 use crate::recorded::{FoundIn, RecordedStage, outline_of};
-use crate::stage_setup::{RunInputs, start_of};
+use crate::stage_setup::{RunInputs, for_sampler, start_of};
 use crate::{NotRepeatable, RunError, runtime};
 
 /// The first difference between record and replay.
@@ -165,6 +165,7 @@ impl RecordedSample<'_> {
         let wanted = self.versions();
         let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started } = self;
         let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities(stage));
+        let stage = &*for_sampler(stage, is_exact)?;
         let recorded = &recorded;
         let versions = Versions { config, run: directory, index, stage, engines, inputs, recorded, is_exact };
         let policies = versions.policies(&wanted, rebuild, progress)?;
@@ -228,7 +229,7 @@ impl RecordedSample<'_> {
         if self.stage.trainer.lora.as_ref().is_some_and(|lora| lora.quantize.is_some()) {
             return not_repeatable(NotRepeatable::QuantizedBase);
         }
-        if !engine.capabilities().is_exact(&engines.train_capabilities(self.stage), None) {
+        if !engine.capabilities().repeats_bits(&engines.train_capabilities(self.stage)) {
             return not_repeatable(NotRepeatable::InexactEngine);
         }
         let mut turns =

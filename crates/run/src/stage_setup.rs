@@ -1,10 +1,12 @@
 //! From the configuration of a stage to its collectors.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rloom_algo::{Algorithm, Sampler};
 use rloom_collect::{
     AgentHost, AgentPolicies, BoundedEngine, DemonstrationReader, DemonstrationSource, EpisodeRunner,
     EpisodeSettings, Evaluator, GroupRunner, GroupSettings, OutcomeRule, RecordedSource, SomeDemonstrations,
@@ -367,6 +369,16 @@ pub(crate) fn batch_trainer(
     })
 }
 
+/// The stage with its algorithm resolved for an inexact sampler, which is corrected for by default.
+pub(crate) fn for_sampler(stage: &Stage, is_exact: bool) -> Result<Cow<'_, Stage>, RunError> {
+    if is_exact || stage.rollout.is_none() {
+        return Ok(Cow::Borrowed(stage));
+    }
+    let sampler = Sampler { max_staleness: stage.schedule().max_trained_age(), is_exact };
+    let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
+    Ok(Cow::Owned(Stage { algorithm, ..stage.clone() }))
+}
+
 /// Treatment of the domains of a stage. Recorded groups are what they are.
 pub(crate) fn stage_domains(stage: &Stage, are_reported: bool, is_recorded: bool) -> StageDomains {
     let Some(rollout) = stage.rollout.as_ref().filter(|_| !is_recorded) else {
@@ -423,6 +435,11 @@ pub(crate) fn outline(config: &Config, stage: &Stage) -> StageOutline {
         name: stage.name.clone(),
         method: stage.algorithm.method.name().to_owned(),
         steps: stage.steps,
+        quantize: stage
+            .rollout
+            .as_ref()
+            .and_then(|rollout| rollout.engine.quantize())
+            .map(|format| format.name().to_owned()),
     }
 }
 
@@ -467,7 +484,7 @@ mod tests {
 
     /// Every setting of an engine has another value than by default.
     const ENGINE: &str = "{ threads = 3, lanes = 3, kv_memory_mib = 30, max_batch = 31, prefill_chunk = 32, \
-                          speculation = 'ngram', timeout_seconds = 33.0, restarts = 34 }";
+                          speculation = 'ngram', quantize = 'int8', timeout_seconds = 33.0, restarts = 34 }";
 
     /// Settings of the engine of each stage.
     fn all(overrides: &[&str]) -> Vec<Option<RolloutEngineSettings>> {
@@ -498,6 +515,7 @@ mod tests {
             max_batch: 31,
             prefill_chunk: 32,
             speculation: Speculation::Ngram,
+            quantize: Some(rloom_engine::RolloutQuantization::Int8),
             timeout_seconds: 33.0,
             restarts: 34,
         };

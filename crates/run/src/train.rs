@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rloom_algo::{Algorithm, Sampler};
 use rloom_cluster::Program;
 use rloom_collect::{AgentPolicies, BoundedEngine};
 use rloom_config::{Config, Stage as StageConfig, StageRollout};
@@ -35,7 +34,8 @@ use crate::reference::{GivenBatches, score_all};
 use crate::restarts::{Restarts, lost_trainer};
 use crate::resume::{ResumeOptions, resume};
 use crate::stage_setup::{
-    RunInputs, batch_trainer, optimizer_steps, outline, stage_domains, stage_scheduler, trainer_threads,
+    RunInputs, batch_trainer, for_sampler, optimizer_steps, outline, stage_domains, stage_scheduler,
+    trainer_threads,
 };
 use crate::start::{announce, engines, measure_prompts};
 use crate::{RunError, StopFlag, runtime};
@@ -578,14 +578,4 @@ impl<'r, 's, F: EngineFactory> Run<'r, 's, F> {
             ));
         }
     }
-}
-
-/// The stage with its algorithm resolved for an inexact sampler, which is corrected for by default.
-fn for_sampler(stage: &StageConfig, is_exact: bool) -> Result<Cow<'_, StageConfig>, RunError> {
-    if is_exact || stage.rollout.is_none() {
-        return Ok(Cow::Borrowed(stage));
-    }
-    let sampler = Sampler { max_staleness: stage.schedule().max_trained_age(), is_exact };
-    let algorithm = Algorithm::resolve(stage.algorithm.method, &stage.algorithm_settings, sampler)?;
-    Ok(Cow::Owned(StageConfig { algorithm, ..stage.clone() }))
 }

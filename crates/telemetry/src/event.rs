@@ -21,6 +21,16 @@ pub struct StageOutline {
     /// Policies besides the main one: names, with what they are if they are not trained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
+    /// Number format of the weights that completions are sampled from, if it is not that of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<String>,
+}
+
+impl StageOutline {
+    /// Number format of the rollouts, as the end of a sentence; empty if it is that of training.
+    pub fn rollout_format(&self) -> String {
+        self.quantize.as_ref().map_or_else(String::new, |format| format!(", rollouts in {format}"))
+    }
 }
 
 /// A point of a calibration curve: judgements of a reward model of similar confidence. Of pairs, the predicted probability is that of

@@ -34,8 +34,13 @@ mod tests {
     }
 
     fn started(attempt: u32, from_step: u64) -> EventLine {
-        let outline =
-            StageOutline { name: "rl".into(), method: "grpo".into(), steps: 9, policies: Vec::new() };
+        let outline = StageOutline {
+            name: "rl".into(),
+            method: "grpo".into(),
+            steps: 9,
+            policies: Vec::new(),
+            quantize: None,
+        };
         line(attempt, from_step, Event::StageStarted { outline, from_step })
     }
 

@@ -83,7 +83,13 @@ pub fn run(settings: SyntheticRun) -> Vec<EventLine> {
 pub fn each(settings: SyntheticRun, take: &mut dyn FnMut(EventLine)) {
     let SyntheticRun { max_staleness, steps, groups, samples } = settings;
     let mut recorder = Recorder { lines: Vec::new(), take };
-    let outline = StageOutline { name: "rl".into(), method: "grpo".into(), steps, policies: Vec::new() };
+    let outline = StageOutline {
+        name: "rl".into(),
+        method: "grpo".into(),
+        steps,
+        policies: Vec::new(),
+        quantize: None,
+    };
     let started = Event::RunStarted {
         name: format!("synthetic, staleness {max_staleness}"),
         version: "0.1.0".into(),

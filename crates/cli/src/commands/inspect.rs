@@ -143,7 +143,9 @@ fn show(overview: &Overview, output: Output) -> Result<(), Failure> {
         let outline = &stage.outline;
         output.data("")?;
         let title = output.paint(BOLD, &format!("stage {}", outline.name));
-        output.data(&format!("{title} {}, {} of {} steps", outline.method, stage.done, outline.steps))?;
+        let format = outline.rollout_format();
+        let steps = format!("{} of {} steps", stage.done, outline.steps);
+        output.data(&format!("{title} {}, {steps}{format}", outline.method))?;
         for (name, values) in [("reward", &stage.reward), ("loss", &stage.loss)] {
             // A policy-gradient loss does not indicate the quality of the policy.
             if let ([first, .., last], false) =

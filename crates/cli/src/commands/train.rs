@@ -25,6 +25,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &arguments.overrides)?;
         warn_of_open_files(&config, output);
+        state_memory(&config, output)?;
         let options = ResumeOptions { accept_changed_data: arguments.accept_changed_data };
         if let Some(checkpoint) = &arguments.from {
             let config = named(config, arguments.run_name.as_deref(), output);
@@ -63,22 +64,23 @@ fn warn_of_open_files(config: &Config, output: Output) {
     }
 }
 
-/// States the memory that the run is expected to need, and warns if it exceeds what is available.
+/// States the memory of the most demanding stage, and warns if it exceeds what is available.
 fn state_memory(config: &Config, output: Output) -> Result<(), Failure> {
     let stages = Plan::memory_of(config)?;
-    let Some(largest) = stages.iter().max_by_key(|memory| memory.with_longest()) else {
+    let Some((_, largest)) = stages.iter().max_by_key(|(_, memory)| memory.total()) else {
         return Ok(());
     };
-    for line in largest.lines() {
-        output.info(line.trim_start());
+    for line in largest.lines("memory") {
+        output.info(&line);
     }
     warn_of_memory(largest, output);
     Ok(())
 }
 
+/// Warns of memory that a stage needs and that is not available, and says what to change.
 fn warn_of_memory(largest: &Memory, output: Output) {
     if let Some((reason, changes)) = meminfo("MemAvailable:").and_then(|free| largest.exceeds(free)) {
-        output.info(&format!("{}: {reason}\n  hint: {changes}", output.paint(YELLOW, "warning")));
+        output.warn(&format!("{reason}\n  hint: {changes}"));
     }
 }
 
@@ -116,7 +118,7 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
     }
     output.info(&format!("\n{}", plan.text()));
     let memory = plan.stages.iter().filter_map(|stage| stage.memory.as_ref());
-    if let Some(largest) = memory.max_by_key(|memory| memory.with_longest()) {
+    if let Some(largest) = memory.max_by_key(|memory| memory.total()) {
         warn_of_memory(largest, output);
     }
     Ok(())

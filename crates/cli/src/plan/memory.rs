@@ -1,18 +1,19 @@
 //! Memory of a stage that this process trains, by formula.
 
 use rloom_config::Stage;
-use rloom_engine::{ActivationCheckpointing, RolloutError, RolloutSettings, sizing};
-use rloom_model::{ModelConfig, MomentFormat};
+use rloom_engine::{ActivationCheckpointing, RolloutError, RolloutSettings};
+use rloom_model::{LoraConfig, ModelConfig, MomentFormat, StepShape};
+use rloom_ops::Isa;
 use rloom_run::assembly;
 use serde::Serialize;
 
-use super::F32;
+use crate::memory::{Rollouts, Sequences, Trained, parts};
 use crate::progress::numbers::{bytes, thousands};
 
 /// Memory of the program itself: code, threads, configuration, tokenizer and telemetry. Data come on top.
 const PROGRAM: u64 = 40 << 20;
 
-/// Memory of one stage by purpose, in bytes. It is an upper limit but for the data: the cache fills as far as rollouts need it.
+/// Memory of one stage by purpose, in bytes. It is an upper limit but for the data.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Memory {
     pub(crate) weights: u64,
@@ -30,12 +31,13 @@ pub(crate) struct Memory {
     pub(crate) program: u64,
     /// Tokens of the micro-batch that the activations are of.
     pub(crate) micro_batch_tokens: u64,
-    /// Tokens of the longest sequence, which is a micro-batch of its own if it exceeds that: a completion of full length, or
-    /// the whole context in stages that sample none.
+    /// Tokens of the longest sequence that the context allows, which is a micro-batch of its own if it exceeds that.
     pub(crate) longest_sequence: u64,
-    /// Sequences of that length are expected.
+    /// Memory while that one is trained on.
+    pub(crate) with_longest: u64,
+    /// Sequences of at least this length are expected: completions of full length. 0 for stages that sample none.
     #[serde(skip)]
-    samples: bool,
+    expected: u64,
     /// What each token of a sequence beyond `micro_batch_tokens` adds.
     pub(crate) bytes_per_token: u64,
     /// Memory that other settings would save; 0 for those that are chosen already.
@@ -53,43 +55,75 @@ struct Savings {
     cache: u64,
 }
 
-impl Memory {
-    /// Memory of a stage whose batches have so many sequences, of at most so many new tokens if they are sampled. `rollout` is
-    /// the engine of this process that samples.
-    ///
-    /// Each trained model is stored twice, as f32 and packed for the kernels in the model's dtype; there is one set of
-    /// gradients and two of AdamW moments. The frozen base of an adapter is packed for the forward and for the backward
-    /// pass.
-    pub(super) fn of(
-        stage: &Stage,
-        model: &ModelConfig,
-        rollout: Option<&RolloutSettings>,
-        threads: usize,
-        sequences: u64,
-        new_tokens: Option<u64>,
-    ) -> Result<Self, RolloutError> {
+/// A stage and what its memory depends on.
+pub(super) struct Sizes<'a> {
+    pub(super) stage: &'a Stage,
+    pub(super) model: &'a ModelConfig,
+    /// The engine of this process that samples.
+    pub(super) rollout: Option<&'a RolloutSettings>,
+    /// Evaluations use the engine, too.
+    pub(super) evaluates: bool,
+    pub(super) threads: usize,
+    /// Sequences of a batch.
+    pub(super) sequences: u64,
+    /// Most new tokens of a sequence, if they are sampled.
+    pub(super) new_tokens: Option<u64>,
+}
+
+/// Activations and scratch memory of a training step.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    model: &'a ModelConfig,
+    threads: usize,
+    adapter: Option<(&'a LoraConfig, bool)>,
+    checkpointing: ActivationCheckpointing,
+}
+
+impl Step<'_> {
+    fn shape(&self, tokens: u64) -> StepShape<'_> {
+        let tokens = tokens as usize;
+        StepShape {
+            tokens,
+            longest: tokens.min(self.model.max_positions),
+            checkpointing: assembly::model_checkpointing(self.checkpointing),
+            adapter: self.adapter,
+        }
+    }
+
+    fn activations(&self, tokens: u64) -> u64 {
+        self.model.activation_bytes(self.shape(tokens))
+    }
+
+    fn scratch(&self, tokens: u64) -> u64 {
+        self.model.training_scratch_bytes(Isa::detect(), self.threads, self.shape(tokens))
+    }
+}
+
+impl Sizes<'_> {
+    /// The memory of the stage.
+    pub(super) fn memory(&self) -> Result<Memory, RolloutError> {
+        let Sizes { stage, model, threads, .. } = *self;
         let trainer = &stage.trainer;
-        let parameters = model.parameter_count();
-        let packed = parameters * model.dtype.bytes() as u64;
-        let moments = |format: MomentFormat, parameters: u64| format.bytes(parameters);
-        let format = stage.optimizer.moments;
-        let full = (parameters * F32 + packed, parameters * F32, moments(format, parameters));
-        let adapted = |adapter: u64| (2 * packed + 2 * adapter, adapter, 2 * adapter);
-        let adapter = trainer.lora.as_ref().map(|lora| assembly::adapter_bytes(lora, model));
-        let (held, gradients, optimizer) = adapter.map_or(full, adapted);
+        let lora = trainer.lora.as_ref().map(|lora| (assembly::lora_config(lora), lora.dropout > 0.0));
+        let adapter = lora.as_ref().map(|(lora, is_masked)| (lora, *is_masked));
         let context = model.max_positions as u64;
-        // Prompts are not read for the estimate; most are short beside completions of full length.
-        let longest = new_tokens.map_or(context, |new| new.min(context));
-        let tokens = (trainer.micro_batch_tokens as u64).min(context * sequences);
-        let per_token = assembly::activation_bytes_per_token(model, trainer.activation_checkpointing);
-        let activations = tokens * per_token;
+        let tokens = (trainer.micro_batch_tokens as u64).min(context.saturating_mul(self.sequences));
+        let longest = context.max(tokens);
+        let format = stage.optimizer.moments;
+        let trained = |format: MomentFormat| {
+            Trained::of(model, adapter.map(|(lora, _)| lora), format, model.max_positions)
+        };
+        let Trained { weights, gradients, moments, version } = trained(format);
+        let step = Step { model, threads, adapter, checkpointing: trainer.activation_checkpointing };
+        let (activations, scratch) = (step.activations(tokens), step.scratch(tokens));
         let algorithm = &stage.algorithm;
         // The process-reward model is compared with its initial weights, which are those of the policy. The reference of an
-        // adapter is its base.
+        // adapter is its base; otherwise it is packed weights, unless it moves.
         let references =
             u64::from((algorithm.needs_reference() && adapter.is_none()) || algorithm.prm.is_some());
         let auxiliary =
             u64::from(algorithm.critic.is_some_and(|c| !c.is_shared())) + u64::from(algorithm.prm.is_some());
+        let reference_moves = trainer.reference.as_ref().is_some_and(|reference| reference.sync().is_some());
         // Overlapping rollouts keep a copy of the weights; pinned groups keep one per version still being sampled from.
         let schedule = stage.schedule();
         let kept = match (schedule.max_staleness, schedule.pin_version) {
@@ -97,44 +131,64 @@ impl Memory {
             (_, false) => 1,
             (versions, true) => versions + 1,
         };
-        let version = adapter.unwrap_or(held);
-        let trained = full.0 + full.1 + full.2;
-        let at = |tokens: u64| model.training_scratch_bytes(threads, tokens as usize);
-        let scratch = at(tokens.min(context));
-        let (cache, decoding) = match rollout {
-            Some(rollout) => (cache_bytes(model, rollout, threads)?, decoding_bytes(model, rollout, threads)),
-            None => (0, 0),
-        };
-        let added = per_token + at(2 * context).saturating_sub(at(context)) / context.max(1);
-        let block = assembly::activation_bytes_per_token(model, ActivationCheckpointing::Block);
-        let auxiliary_models = auxiliary * (trained + activations);
-        Ok(Self {
-            weights: held + kept * version,
+        let (cache, decoding, quantized) = self.rollouts(1 + schedule.max_staleness)?;
+        let full = Trained::of(model, None, MomentFormat::F32, model.max_positions);
+        let grown = |tokens: u64| step.activations(tokens) + step.scratch(tokens);
+        let block = Step { checkpointing: ActivationCheckpointing::Block, ..step };
+        let memory = Memory {
+            // Completions are sampled from a quantized version in addition to each that is kept.
+            weights: weights + kept * version + (1 + kept) * quantized,
             gradients,
-            optimizer,
-            reference: references * (parameters * F32 + packed),
-            auxiliary_models,
+            optimizer: moments,
+            reference: references * if reference_moves { full.weights } else { model.published_bytes() },
+            auxiliary_models: auxiliary * (full.total() + activations),
             activations,
             scratch: scratch + decoding,
             cache,
             program: PROGRAM,
             micro_batch_tokens: tokens,
-            longest_sequence: longest,
-            samples: new_tokens.is_some(),
-            bytes_per_token: added,
+            longest_sequence: context,
+            with_longest: 0,
+            expected: self.new_tokens.map_or(0, |new| new.min(context)),
+            bytes_per_token: (grown(2 * longest) - grown(longest)) / longest.max(1),
             savings: Savings {
-                block_checkpointing: (per_token - block) * tokens,
-                moments: optimizer.saturating_sub(moments(MomentFormat::Int8, parameters)),
+                block_checkpointing: activations.saturating_sub(block.activations(tokens)),
+                moments: moments.saturating_sub(trained(MomentFormat::Int8).moments),
                 adapter: match adapter {
                     Some(_) => 0,
-                    None => trained.saturating_sub(2 * packed),
+                    None => (weights + gradients + moments).saturating_sub(model.frozen_bytes()),
                 },
-                micro_batch: activations - activations / 2,
+                micro_batch: activations.saturating_sub(step.activations(tokens / 2)),
                 cache: cache - cache / 2,
             },
-        })
+        };
+        let added = grown(longest).saturating_sub(grown(tokens)) * (1 + auxiliary);
+        Ok(Memory { with_longest: memory.total() + added, ..memory })
     }
 
+    /// Cache and steps of the rollout engine, and another copy of the weights, for the groups of some batches.
+    fn rollouts(&self, batches: u64) -> Result<(u64, u64, u64), RolloutError> {
+        let Some(settings) = self.rollout else { return Ok((0, 0, 0)) };
+        let Sizes { stage, model, threads, .. } = *self;
+        let rollouts = Rollouts { model, settings, threads };
+        let algorithm = &stage.algorithm;
+        let episodes = u64::from(algorithm.group_size) + u64::from(algorithm.needs_baseline_episode());
+        let draws = u64::from(algorithm.filters.max_draws.max(1));
+        let new = self.new_tokens.unwrap_or(0).min(model.max_positions as u64) as usize;
+        let sequences = Sequences {
+            groups: stage.groups_per_batch * draws * batches,
+            samples: episodes,
+            prompt: model.max_positions - new,
+            new,
+        };
+        // Held-out tasks fill the cache; so do the turns of a conversation, which share their beginning.
+        let is_bounded = !self.evaluates && stage.rollout.is_some() && stage.environment.max_turns() == 1;
+        let cache = rollouts.cache(is_bounded.then_some(sequences))?;
+        Ok((cache, rollouts.steps(Isa::detect()), rollouts.quantized()))
+    }
+}
+
+impl Memory {
     /// Memory with micro-batches of `micro_batch_tokens`.
     pub(crate) fn total(&self) -> u64 {
         self.weights
@@ -148,14 +202,9 @@ impl Memory {
             + self.program
     }
 
-    /// Memory while the longest sequence is trained on.
-    pub(crate) fn with_longest(&self) -> u64 {
-        self.total() + self.longest_sequence.saturating_sub(self.micro_batch_tokens) * self.bytes_per_token
-    }
-
-    /// The estimate as text.
-    pub(crate) fn lines(&self) -> Vec<String> {
-        let parts = [
+    /// The estimate as text, whose first line begins with `title`.
+    pub(crate) fn lines(&self, title: &str) -> Vec<String> {
+        let parts = parts(&[
             ("weights", self.weights),
             ("gradients", self.gradients),
             ("optimiser", self.optimizer),
@@ -165,18 +214,17 @@ impl Memory {
             ("scratch", self.scratch),
             ("key-value cache", self.cache),
             ("program", self.program),
-        ];
-        let parts: Vec<String> =
-            parts.iter().filter(|(_, b)| *b > 0).map(|(name, b)| format!("{name} {}", bytes(*b))).collect();
-        let mut lines = vec![format!("  memory    about {}: {}", bytes(self.total()), parts.join(", "))];
+        ]);
+        let mut lines = vec![format!("at most {}: {parts}", bytes(self.total()))];
         if self.longest_sequence > self.micro_batch_tokens {
             lines.push(format!(
-                "            about {} while a sequence of {} tokens is trained on",
-                bytes(self.with_longest()),
+                "at most {} while a sequence of {} tokens is trained on",
+                bytes(self.with_longest),
                 thousands(self.longest_sequence)
             ));
         }
-        lines
+        let titles = std::iter::once(title).chain(std::iter::repeat(""));
+        lines.iter().zip(titles).map(|(line, title)| format!("{title:<12}{line}")).collect()
     }
 
     /// Reason to expect that so much memory does not suffice, and what to change.
@@ -184,11 +232,11 @@ impl Memory {
         let needed = self.total();
         if needed > available {
             let reason =
-                format!("it needs about {} of memory, and {} are available", bytes(needed), bytes(available));
+                format!("it needs up to {} of memory, and {} are available", bytes(needed), bytes(available));
             return Some((reason, self.changes()));
         }
         let fits = self.micro_batch_tokens + (available - needed) / self.bytes_per_token.max(1);
-        (self.samples && fits < self.longest_sequence).then(|| {
+        (fits < self.expected).then(|| {
             let reason = format!(
                 "sequences of more than about {} tokens do not fit into the {} of memory that are available",
                 thousands(fits),
@@ -221,26 +269,6 @@ impl Memory {
     }
 }
 
-/// Lanes of the rollout engine, and their threads in all.
-fn lanes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> (usize, usize) {
-    let threads = if settings.threads == 0 { threads } else { settings.threads };
-    (sizing::lanes(model.parameter_count() * F32, threads, settings), threads)
-}
-
-/// Key-value cache of the rollout engine in bytes when it is full.
-fn cache_bytes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> Result<u64, RolloutError> {
-    let (lanes, _) = lanes(model, settings, threads);
-    assembly::cache_shape(model).bytes(lanes, settings)
-}
-
-/// Memory of the steps of the rollout engine, in bytes, with a row of logits for each sequence.
-fn decoding_bytes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> u64 {
-    let (lanes, threads) = lanes(model, settings, threads);
-    let rows = settings.max_batch * model.vocab_size * size_of::<f32>();
-    let step = (settings.max_batch + settings.prefill_chunk) as u64 * model.decoding_bytes_per_row();
-    lanes as u64 * (rows as u64 + step) + model.decoding_scratch_bytes(threads)
-}
-
 #[cfg(test)]
 mod tests {
     use rloom_model::NewModel;
@@ -260,7 +288,9 @@ mod tests {
     fn every_lane_has_its_own_cache() {
         let model = model();
         let context = 112 * model.kv_bytes_per_token(); // in whole blocks
-        let bytes = |settings: &RolloutSettings| cache_bytes(&model, settings, 2).unwrap();
+        let bytes = |settings: &RolloutSettings| {
+            Rollouts { model: &model, settings, threads: 2 }.cache(None).unwrap()
+        };
         let automatic = RolloutSettings { max_batch: 3, ..RolloutSettings::default() };
         assert_eq!(bytes(&automatic), 2 * 3 * context, "a lane for each thread of the run");
         assert_eq!(bytes(&RolloutSettings { threads: 5, ..automatic.clone() }), 5 * 3 * context);
@@ -282,7 +312,8 @@ mod tests {
             program: 0,
             micro_batch_tokens: 1000,
             longest_sequence: 5000,
-            samples: true,
+            with_longest: 350 << 20,
+            expected: 5000,
             bytes_per_token: 1 << 16,
             savings: Savings {
                 block_checkpointing: 40 << 20,
@@ -297,12 +328,12 @@ mod tests {
     #[test]
     fn memory_that_does_not_suffice_is_said_with_what_would_save_most() {
         let memory = memory();
-        assert_eq!((memory.total(), memory.with_longest()), (100 << 20, 350 << 20));
+        assert_eq!(memory.total(), 100 << 20);
         assert_eq!(memory.exceeds(350 << 20), None);
         let (reason, _) = memory.exceeds(225 << 20).unwrap();
         assert!(reason.starts_with("sequences of more than about 3,000 tokens do not fit"), "{reason}");
         // Rows of this length may not exist.
-        assert_eq!(Memory { samples: false, ..memory }.exceeds(225 << 20), None);
+        assert_eq!(Memory { expected: 0, ..memory }.exceeds(225 << 20), None);
         let (reason, changes) = memory.exceeds(90 << 20).unwrap();
         assert!(reason.contains("100 MiB") && reason.contains("90 MiB"), "{reason}");
         assert!(

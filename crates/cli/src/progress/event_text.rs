@@ -113,8 +113,9 @@ impl EventText {
                     [] => String::new(),
                     names => format!(", policies main, {}", names.join(", ")),
                 };
+                let quantized = outline.rollout_format();
                 vec![format!(
-                    "{} {}, {} steps{from}{policies}",
+                    "{} {}, {} steps{from}{policies}{quantized}",
                     self.output.paint(BOLD, &title),
                     outline.method,
                     outline.steps
@@ -424,11 +425,14 @@ mod tests {
                 method: "grpo".into(),
                 steps: 20,
                 policies: vec!["other".into(), "old (league of main)".into()],
+                quantize: Some("int8".into()),
             };
             let started = show(10.0, Event::StageStarted { outline, from_step: 4 });
             assert_eq!(
                 started,
-                ["stage rl grpo, 20 steps, from step 4, policies main, other, old (league of main)"]
+                [
+                    "stage rl grpo, 20 steps, from step 4, policies main, other, old (league of main), rollouts in int8"
+                ]
             );
             let reported = (1..=30).flat_map(|tens| {
                 let detail = Some(format!("training micro-batch {tens} of 120"));

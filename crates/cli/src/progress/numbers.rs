@@ -69,7 +69,12 @@ const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"]
 
 /// Formats a fraction as a bar.
 pub(crate) fn bar(fraction: f64) -> String {
-    let eighths = (fraction.clamp(0.0, 1.0) * BAR as f64 * 8.0).round() as usize;
+    bar_of(fraction, BAR)
+}
+
+/// Formats a fraction as a bar that has `width` characters when full.
+pub(crate) fn bar_of(fraction: f64, width: usize) -> String {
+    let eighths = (fraction.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 

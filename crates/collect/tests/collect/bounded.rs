@@ -148,6 +148,7 @@ impl RolloutEngine for RoundEngine {
             attachments: false,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

@@ -80,6 +80,7 @@ impl RolloutEngine for Prepared {
             attachments: false,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::recipe::BASE;
 use rloom_config::{Code, Config};
 use rloom_data::{ArithmeticSettings, DataSettings};
-use rloom_engine::{RolloutSettings, SamplingSettings};
+use rloom_engine::{RolloutQuantization, RolloutSettings, SamplingSettings};
 use serde::Serialize;
 
 /// Only stages that sample evaluate.
@@ -53,20 +53,22 @@ fn listed(keys: &[(&str, &str, bool)]) -> BTreeSet<String> {
     keys.iter().map(|(key, _, _)| (*key).to_owned()).collect()
 }
 
-const ROLLOUT: [(&str, &str, bool); 8] = [
+const ROLLOUT: [(&str, &str, bool); 9] = [
     ("threads", "2", false),
     ("lanes", "2", false),
     ("kv_memory_mib", "64", false),
     ("max_batch", "8", false),
     ("prefill_chunk", "32", false),
     ("speculation", "'ngram'", false),
+    ("quantize", "'int8'", false),
     ("timeout_seconds", "60.0", true),
     ("restarts", "2", false),
 ];
 
 #[test]
 fn keys_of_the_engine_are_refused_where_evaluation_shares_it() {
-    assert_eq!(listed(&ROLLOUT), names(&RolloutSettings::default()), "every key is in the list");
+    let all = RolloutSettings { quantize: Some(RolloutQuantization::Int8), ..RolloutSettings::default() };
+    assert_eq!(listed(&ROLLOUT), names(&all), "every key is in the list");
     check("rollout", &ROLLOUT, &[SAMPLING_STAGES]);
     let read = ROLLOUT.map(|(key, value, _)| (key, value, true));
     check("rollout", &read, &[]);

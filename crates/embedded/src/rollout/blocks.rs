@@ -164,8 +164,10 @@ impl BlockPool {
         let next = &rest[..rest.len().min(KV_BLOCK)];
         let before = children.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(next))).next_back();
         let after = children.range::<[u32], _>((Bound::Included(next), Bound::Unbounded)).next();
-        let in_common = |(held, &block): (&Box<[u32]>, &u32)| (common_tokens(held, next), block);
-        let longest = before.into_iter().chain(after).map(in_common).max_by_key(|&(tokens, _)| tokens);
+        let neighbours = before.into_iter().chain(after);
+        let longest = neighbours
+            .map(|(held, &block)| (common_tokens(held, next), block))
+            .max_by_key(|&(tokens, _)| tokens);
         prefix.partial = longest.filter(|&(tokens, _)| tokens > 0).map(|(tokens, block)| (block, tokens));
         prefix
     }
@@ -387,7 +389,9 @@ mod tests {
                             prop_assert_eq!(prefix.tokens(), longest);
                         }
                         let mut held = prefix.blocks;
-                        held.iter().for_each(|&block| pool.share(block));
+                        for &block in &held {
+                            pool.share(block);
+                        }
                         let before = pool.available();
                         for piece in tokens[held.len() * KV_BLOCK..].chunks(KV_BLOCK) {
                             given_up |= pool.free.is_empty();

@@ -58,7 +58,7 @@ pub(crate) struct LaneQueue {
 }
 
 impl LaneQueue {
-    /// The queue of a lane whose cache holds so many tokens.
+    /// The queue of a lane whose cache holds this number of tokens.
     fn new(cache_tokens: usize) -> Self {
         Self {
             queue: BTreeMap::new(),
@@ -194,7 +194,9 @@ impl Dispatcher {
         let moved: Vec<_> = ranks.iter().filter_map(|rank| queue.remove_entry(rank)).collect();
         self.lanes[from].outstanding -= moved.len();
         self.lanes[lane].outstanding += moved.len();
-        moved.iter().for_each(|(_, sequence)| self.lanes[lane].prompts.add(&sequence.prompt));
+        for (_, sequence) in &moved {
+            self.lanes[lane].prompts.add(&sequence.prompt);
+        }
         self.lanes[lane].queue.extend(moved);
         if let Some(placement) = group.and_then(|group| self.groups.get_mut(&group)) {
             placement.lane = lane;
@@ -308,7 +310,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The state of this number of lanes, each with a cache for so many tokens.
+    /// The state of this number of lanes, each with a cache for `cache_tokens` tokens.
     pub(crate) fn new(lanes: usize, cache_tokens: usize) -> Self {
         let lanes = (0..lanes).map(|_| LaneQueue::new(cache_tokens)).collect();
         let dispatcher = Dispatcher { lanes, groups: BTreeMap::new(), arrivals: 0, loaded: None, end: None };

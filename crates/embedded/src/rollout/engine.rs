@@ -8,8 +8,8 @@ use std::time::Duration;
 use rloom_core::{ErrorText, OnUpdate, StopReason};
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
-    RolloutCapabilities, RolloutEngine, RolloutError, RolloutSettings, RolloutStatistics, Speculation,
-    VersionGranularity, WaitedFor, WorkerStatus, sizing,
+    RolloutCapabilities, RolloutEngine, RolloutError, RolloutQuantization, RolloutSettings,
+    RolloutStatistics, Speculation, VersionGranularity, WaitedFor, WorkerStatus, sizing,
 };
 use rloom_model::ModelConfig;
 use rloom_ops::{Ctx, KV_BLOCK};
@@ -36,8 +36,9 @@ const POLICIES: usize = 1;
 ///
 /// * **Bitwise reproducible.** A completion depends on its request and the weights alone: not on lanes, threads, batches,
 ///   chunk sizes, memory, prefix sharing or preemption. Its log-probabilities are bitwise
-///   identical to those of [`rloom_model::Model::score`] for the same tokens.
-/// * **No copies.** Lanes share the weights from [`load`](RolloutEngine::load) until
+///   identical to those of [`rloom_model::Model::score`] for the same tokens; with [`RolloutSettings::quantize`], to those of
+///   [`rloom_model::Model::quantized`].
+/// * **No copies**, unless weights are quantized. Lanes share the weights from [`load`](RolloutEngine::load) until
 ///   [`release`](RolloutEngine::release) has completed; in between the trainer must not write to them in place.
 /// * **Futures** are completed by the lanes' threads and may be polled by any executor; timeouts need a Tokio runtime
 ///   with its time driver (`enable_time`) around the polling. They hold even if a lane hangs: no lane computes while it
@@ -63,6 +64,8 @@ pub struct EmbeddedRolloutEngine {
     max_batch: usize,
     timeout: Duration,
     speculation: Speculation,
+    /// Context in which loaded weights are quantized, if they are.
+    quantizer: Option<Ctx>,
     tokenizer: Option<Tokenizer>,
 }
 
@@ -93,6 +96,7 @@ impl EmbeddedRolloutEngine {
         let mut engine = Self::with_decoders(config, settings, tokenizer, blocks, decoders)?;
         config.dtype.numeric_path(ctx).clone_into(&mut engine.numeric_path);
         engine.keeps_cache = keeps_cache;
+        engine.quantizer = settings.quantize.map(|RolloutQuantization::Int8| ctx.clone());
         Ok(engine)
     }
 
@@ -115,6 +119,7 @@ impl EmbeddedRolloutEngine {
             max_batch: settings.max_batch,
             timeout: Duration::from_secs_f64(settings.timeout_seconds),
             speculation: settings.speculation,
+            quantizer: None,
             tokenizer,
         };
         let limits = Limits {
@@ -243,7 +248,7 @@ impl EmbeddedRolloutEngine {
         published: &PublishedPolicy,
         on_update: OnUpdate,
     ) -> Result<Vec<oneshot::Receiver<()>>, RolloutError> {
-        let weights = LoadedWeights::of(published, &self.config)?;
+        let weights = LoadedWeights::of(published, &self.config, self.quantizer.as_ref())?;
         let label = weights.label;
         let mut dispatcher = self.shared.dispatcher();
         if let Some(loaded) = dispatcher.loaded
@@ -420,6 +425,7 @@ impl RolloutEngine for EmbeddedRolloutEngine {
             attachments: false,
             parks: !self.keeps_cache,
             speculates: self.speculation != Speculation::Off,
+            quantizes: self.quantizer.is_some(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rloom_core::ErrorText;
 use rloom_engine::{Form, PolicyLabel, PublishedPolicy, PublishedWeights, RolloutError};
 use rloom_model::{Model, ModelConfig};
+use rloom_ops::Ctx;
 
 /// Forms of weights that the engine loads.
 pub(crate) const FORMS: [Form; 3] = [Form::Memory, Form::Adapter, Form::Folder];
@@ -18,8 +19,12 @@ pub(crate) struct LoadedWeights {
 
 impl LoadedWeights {
     /// The weights of a publication, if they fit caches and buffers of models with this configuration. Reads a folder
-    /// whole.
-    pub(crate) fn of(published: &PublishedPolicy, config: &ModelConfig) -> Result<Self, RolloutError> {
+    /// whole. They are quantized in the context `quantizer`, if there is one.
+    pub(crate) fn of(
+        published: &PublishedPolicy,
+        config: &ModelConfig,
+        quantizer: Option<&Ctx>,
+    ) -> Result<Self, RolloutError> {
         let label = published.label();
         let model = match &published.weights {
             PublishedWeights::Folder(folder) | PublishedWeights::Adapter(folder) => {
@@ -39,6 +44,7 @@ impl LoadedWeights {
         if shape(config) != shape(model.config()) {
             return Err(RolloutError::OtherModel { label });
         }
-        Ok(Self { label, model })
+        let quantized = quantizer.map(|ctx| Arc::new(model.quantized(ctx)));
+        Ok(Self { label, model: quantized.unwrap_or(model) })
     }
 }

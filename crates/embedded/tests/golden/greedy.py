@@ -22,7 +22,7 @@ MAX_NEW_TOKENS = 24
 def main():
     torch.manual_seed(0)
     models = {}
-    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"]:
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral-window"]:
         model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32).eval()
         cases = []
         rng = random.Random(name)

@@ -17,9 +17,11 @@ pub enum VersionGranularity {
 #[expect(clippy::struct_excessive_bools, reason = "a record of independent properties")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RolloutCapabilities {
-    /// Numeric path of the log-probabilities, if they are bitwise identical to those of a trainer with the same path.
-    /// `None`: they differ from any trainer's by noise that has to be measured.
+    /// Numeric path of the log-probabilities, if they are bitwise identical to those of a trainer with the same path and the
+    /// weights that the engine samples from. `None`: they differ from any trainer's by noise that has to be measured.
     pub numeric_path: Option<String>,
+    /// Samples from loaded weights that it has rounded ([`RolloutSettings::quantize`](crate::RolloutSettings::quantize)).
+    pub quantizes: bool,
     /// Results depend on the request alone: not on other requests in the batch, threads or memory.
     pub batch_invariant: bool,
     /// Supported ways of treating in-flight completions when weights are loaded.
@@ -49,11 +51,17 @@ pub struct RolloutCapabilities {
 }
 
 impl RolloutCapabilities {
+    /// True if the weights of a trainer's version give the same completions with the same log-probabilities in every run.
+    pub fn repeats_bits(&self, trainer: &TrainCapabilities) -> bool {
+        self.numeric_path.as_ref() == Some(&trainer.numeric_path)
+    }
+
     /// True if the log-probabilities of whole completions are bitwise identical to those of the trainer for the version
     /// that sampled each token. `on_update` is the treatment of in-flight completions when weights are loaded; `None`
     /// if weights are only loaded while nothing is in flight.
     pub fn is_exact(&self, trainer: &TrainCapabilities, on_update: Option<OnUpdate>) -> bool {
-        self.numeric_path.as_ref() == Some(&trainer.numeric_path)
+        self.repeats_bits(trainer)
+            && !self.quantizes
             && on_update.is_none_or(|policy| {
                 let is_attributed =
                     self.versions == VersionGranularity::PerToken || policy == OnUpdate::Finish;
@@ -79,6 +87,7 @@ mod tests {
         };
         let exact = RolloutCapabilities {
             numeric_path: Some("avx2".to_owned()),
+            quantizes: false,
             batch_invariant: true,
             on_update: vec![OnUpdate::Finish, OnUpdate::Recompute, OnUpdate::Keep],
             mixes_versions: vec![OnUpdate::Keep],
@@ -101,6 +110,9 @@ mod tests {
         assert_eq!(of(&per_reply), [true, true, false, false]);
         let other_path = RolloutCapabilities { numeric_path: Some("portable".to_owned()), ..exact.clone() };
         assert_eq!(of(&other_path), [false; 4]);
-        assert_eq!(of(&RolloutCapabilities { numeric_path: None, ..exact }), [false; 4]);
+        let quantized = RolloutCapabilities { quantizes: true, ..exact.clone() };
+        assert_eq!((of(&quantized), quantized.repeats_bits(&trainer)), ([false; 4], true));
+        let outside = RolloutCapabilities { numeric_path: None, ..exact };
+        assert_eq!((of(&outside), outside.repeats_bits(&trainer)), ([false; 4], false));
     }
 }

@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::settings::{MAX_SECONDS, RolloutSettings, Speculation};
+use super::settings::{MAX_SECONDS, RolloutQuantization, RolloutSettings, Speculation};
 
 /// Settings of a rollout engine, `[stage.rollout]` in a recipe: a flat table with `engine` and the keys of that engine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -61,6 +61,11 @@ impl RolloutEngineSettings {
             Self::Embedded(_) => false,
             Self::Vllm(settings) | Self::Sglang(settings) => settings.sleep,
         }
+    }
+
+    /// Number format of the weights, if it is not that of the computation.
+    pub fn quantize(&self) -> Option<RolloutQuantization> {
+        self.embedded().and_then(|settings| settings.quantize)
     }
 
     /// Settings of the engine of this process; `None` for others.
@@ -275,6 +280,7 @@ struct Keys {
     max_batch: Option<usize>,
     prefill_chunk: Option<usize>,
     speculation: Option<Speculation>,
+    quantize: Option<RolloutQuantization>,
     timeout_seconds: Option<f64>,
     restarts: Option<u32>,
     urls: Option<Vec<String>>,

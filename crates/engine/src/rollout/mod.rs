@@ -16,7 +16,9 @@ pub use engine_settings::{RolloutEngineSettings, ServerSettings, TensorParallel,
 pub use error::{InvalidReason, RequestName, RolloutError, WaitedFor, WorkerFailure};
 pub use request::{GenerateRequest, Generation};
 pub use router::PolicyRouter;
-pub use settings::{RolloutSettings, SamplingSettings, Speculation, inverse_temperature};
+pub use settings::{
+    RolloutQuantization, RolloutSettings, SamplingSettings, Speculation, inverse_temperature,
+};
 pub use status::{
     DraftStatistics, RequestTime, RequestTimes, RolloutStatistics, WorkerActivity, WorkerStatus,
 };

@@ -164,5 +164,6 @@ fn common(one: RolloutCapabilities, other: &RolloutCapabilities) -> RolloutCapab
         attachments: one.attachments && other.attachments,
         parks: one.parks && other.parks,
         speculates: one.speculates || other.speculates,
+        quantizes: one.quantizes || other.quantizes,
     }
 }

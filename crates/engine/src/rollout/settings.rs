@@ -125,7 +125,25 @@ pub enum Speculation {
     Ngram,
 }
 
-/// Resources of the embedded rollout engine. They affect speed and memory, never a token or a log-probability.
+/// Number format of the weights that completions are sampled from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RolloutQuantization {
+    /// 8 bits, with one scale for each row of a linear layer.
+    Int8,
+}
+
+impl RolloutQuantization {
+    /// Name in configuration and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+/// Resources of the embedded rollout engine. Except for `quantize`, they affect speed and memory, never a token or a
+/// log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSettings {
@@ -144,6 +162,11 @@ pub struct RolloutSettings {
     pub prefill_chunk: usize,
     /// Speculative decoding.
     pub speculation: Speculation,
+    /// Number format in which completions read the weights of linear layers and language head. `"int8"` reads a quarter of the
+    /// bytes of f32, half of those of bf16. Its log-probabilities differ from the trainer's, and losses correct for that, as
+    /// with stale samples. Default: that of the computation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<RolloutQuantization>,
     /// Timeout of one completion, from its submission to the engine to its result, and of one response of the environment,
     /// in seconds.
     pub timeout_seconds: f64,
@@ -161,6 +184,7 @@ impl Default for RolloutSettings {
             max_batch: 64,
             prefill_chunk: 256,
             speculation: Speculation::Off,
+            quantize: None,
             timeout_seconds: 3600.0,
             restarts: 0,
         }

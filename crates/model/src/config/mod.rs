@@ -11,6 +11,7 @@ mod output_heads;
 mod read;
 mod rope;
 mod unsupported;
+mod windows;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Size of a head, E; even.
     pub head_dim: usize,
+    /// For each layer the number of tokens that a token sees, its own included; `None` sees all earlier ones.
+    pub windows: Vec<Option<usize>>,
     /// Longest sequence, in tokens.
     pub max_positions: usize,
     /// Epsilon of RMSNorm, added to the mean square.
@@ -233,8 +236,8 @@ impl ModelConfig {
         }
         match architecture.window {
             Window::Never => {}
-            Window::Switched => set("use_sliding_window", json!(false)),
-            Window::Default(_) => set("sliding_window", Value::Null),
+            Window::SomeLayers { .. } => set("use_sliding_window", json!(false)),
+            Window::AllLayers { .. } => set("sliding_window", Value::Null),
         }
         set("attention_dropout", json!(0.0));
         set("tie_word_embeddings", json!(self.tie_embeddings));
@@ -442,6 +445,14 @@ pub enum Inconsistency {
         heads_field: &'static str,
         /// Query heads.
         heads: usize,
+    },
+    /// The list of the layers' kinds has another length than there are layers.
+    #[error("layer_types has {types} entries, num_hidden_layers is {layers}")]
+    LayerTypes {
+        /// Length of the list.
+        types: usize,
+        /// Number of layers.
+        layers: usize,
     },
     /// The size of a head is odd.
     #[error("head_dim {head_dim} is odd, rotary embedding rotates pairs")]

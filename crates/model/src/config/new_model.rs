@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use super::{ConfigError, Inconsistency, ModelConfig, OutputHeads, RopeScaling};
+use super::{ConfigError, Inconsistency, MOST_LAYERS, ModelConfig, OutputHeads, RopeScaling};
 use crate::{Dtype, Family};
 
 /// Settings of a model initialised from scratch; the vocabulary is that of its tokenizer.
@@ -92,6 +92,7 @@ impl NewModel {
             heads: self.heads,
             kv_heads: self.kv_heads.unwrap_or(self.heads),
             head_dim,
+            windows: vec![None; self.layers.min(MOST_LAYERS)],
             max_positions: self.max_positions,
             rms_norm_eps: self.rms_norm_eps,
             rope_theta: self.rope_theta,

@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::{ConfigError, Inconsistency, ModelConfig, OutputHeads, allowed, output_heads, rope, unsupported};
+use super::{
+    ConfigError, Inconsistency, ModelConfig, OutputHeads, allowed, output_heads, rope, unsupported, windows,
+};
 use crate::{Dtype, Family};
 
 pub(super) fn read(
@@ -39,7 +41,7 @@ pub(super) fn read(
     };
     let max_positions =
         fields.count("max_position_embeddings")?.unwrap_or(architecture.default_max_positions);
-    unsupported::check_windows(fields, architecture.window, max_positions)?;
+    let windows = windows::read(fields, architecture.window, layers, max_positions)?;
     let (rope_theta, rope_scaling) = rope::read(fields, max_positions)?;
     let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
     let config = ModelConfig {
@@ -55,6 +57,7 @@ pub(super) fn read(
             None => return Err(fields.missing("num_key_value_heads")),
         },
         head_dim,
+        windows,
         max_positions,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta,

@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use super::ConfigError;
 use super::fields::Fields;
-use crate::family::Window;
 
 /// Values of a field that have no effect.
 enum Neutral {
@@ -116,34 +115,4 @@ pub(super) fn check_partial_rotary(fields: Fields<'_>) -> Result<(), ConfigError
         )),
         _ => Ok(()),
     }
-}
-
-/// A window is accepted if it is disabled or at least as long as the longest sequence: attention then sees all earlier tokens.
-pub(super) fn check_windows(
-    fields: Fields<'_>,
-    window: Window,
-    max_positions: usize,
-) -> Result<(), ConfigError> {
-    const REASON: &str = "attention would not see all earlier tokens";
-    const HINT: &str = "use a model with full attention, or set max_position_embeddings to the window to use no longer sequences";
-    if fields.flag("use_sliding_window")? == Some(true) {
-        return Err(fields.unsupported("use_sliding_window", &Value::Bool(true), REASON, HINT));
-    }
-    let size = match window {
-        Window::Switched => None,
-        Window::Never => fields.count("sliding_window")?,
-        Window::Default(_) if fields.map.contains_key("sliding_window") => fields.count("sliding_window")?,
-        Window::Default(size) => Some(size),
-    };
-    if let Some(size) = size
-        && size < max_positions
-    {
-        return Err(fields.unsupported("sliding_window", &Value::from(size), REASON, HINT));
-    }
-    if let Some(types) = fields.list("layer_types")?
-        && let Some(other) = types.iter().find(|t| t.as_str() != Some("full_attention"))
-    {
-        return Err(fields.unsupported("layer_types", other, REASON, HINT));
-    }
-    Ok(())
 }

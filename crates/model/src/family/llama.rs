@@ -1,4 +1,5 @@
-//! Llama (Touvron et al., 2023, arXiv:2307.09288; Grattafiori et al., 2024, arXiv:2407.21783).
+//! Llama 2 and 3 (Touvron et al., 2023, arXiv:2307.09288; Grattafiori et al., 2024, arXiv:2407.21783): the layer that all families
+//! share ([`super`]). Files can give all projections of attention a bias.
 
 use super::{Architecture, Bias, Window};
 

@@ -58,7 +58,7 @@ pub(crate) struct Architecture {
     pub(crate) output_bias: Bias,
     /// Queries and keys are normalised per head.
     pub(crate) qk_norm: bool,
-    /// Which tokens attention sees.
+    /// Fields that give layers a sliding window.
     pub(crate) window: Window,
     /// Size of a head if the file does not give one; `hidden_size / num_attention_heads` if `None`.
     pub(crate) default_head_dim: Option<usize>,
@@ -91,13 +91,14 @@ impl Bias {
     }
 }
 
-/// The meaning of the field `sliding_window`.
+/// Where `config.json` gives the sliding window of attention: the number of tokens that a token sees, its own included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Window {
-    /// The family has none.
+    /// Nowhere: every token sees all earlier ones.
     Never,
-    /// A field `use_sliding_window` enables it; files contain a size even if it is disabled.
-    Switched,
-    /// `null` disables it; a file without the field has this size.
-    Default(usize),
+    /// `sliding_window` is the window of all layers. `null` disables it; a file without the field has this size.
+    AllLayers { default: usize },
+    /// `sliding_window` counts if `use_sliding_window` is true; files contain a size even if it is not. The layers from
+    /// `max_window_layers` on have it, or those that `layer_types` lists. Without the fields, these are the values.
+    SomeLayers { size: usize, first_layer: usize },
 }

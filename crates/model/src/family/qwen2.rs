@@ -1,4 +1,7 @@
-//! Qwen2 and Qwen2.5 (Yang et al., 2024, arXiv:2407.10671, arXiv:2412.15115): a bias on the query, key and value projections.
+//! Qwen2 and Qwen2.5 (Yang et al., 2024, arXiv:2407.10671, arXiv:2412.15115): Llama with a bias on the query, key and value
+//! projections.
+//!
+//! The last layers can attend to a sliding window; published files switch it off.
 
 use super::{Architecture, Bias, Window};
 
@@ -8,7 +11,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     qkv_bias: Bias::Always,
     output_bias: Bias::Never,
     qk_norm: false,
-    window: Window::Switched,
+    window: Window::SomeLayers { size: 4096, first_layer: 28 },
     default_head_dim: None,
     defaults_to_full_kv_heads: false,
     default_max_positions: 32_768,

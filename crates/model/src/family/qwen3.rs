@@ -1,4 +1,7 @@
-//! Qwen3 (Yang et al., 2025, arXiv:2505.09388): queries and keys are normalised per head before the rotation.
+//! Qwen3 (Yang et al., 2025, arXiv:2505.09388): Llama whose queries and keys are normalised per head before the rotation. Heads
+//! have 128 elements, whatever the width.
+//!
+//! Layers can attend to a sliding window, as in Qwen2; published files switch it off.
 
 use super::{Architecture, Bias, Window};
 
@@ -8,7 +11,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     qkv_bias: Bias::AsConfigured,
     output_bias: Bias::AsConfigured,
     qk_norm: true,
-    window: Window::Switched,
+    window: Window::SomeLayers { size: 4096, first_layer: 28 },
     default_head_dim: Some(128),
     defaults_to_full_kv_heads: false,
     default_max_positions: 32_768,

@@ -2,9 +2,9 @@
 
     python make_fixtures.py
 
-Together, the four policies have every feature of the four families: untied and tied embeddings, biases, QK-norm, an
-explicit head size, llama3, linear and YaRN rotary scaling, f32, f16 and bf16 weights, one file and several shards, and both
-spellings of the rotary settings. The two critics are token classifiers with one label. Generated with torch 2.x and transformers 5.x; the weights are determined by the seed.
+Together, the six policies have every feature of the four families: untied and tied embeddings, biases, QK-norm, an
+explicit head size, llama3, linear and YaRN rotary scaling, sliding windows in all layers and in some, f32, f16 and bf16
+weights, one file and several shards, and both spellings of the rotary settings. The two critics are token classifiers with one label. Generated with torch 2.x and transformers 5.x; the weights are determined by the seed.
 """
 
 import json
@@ -133,6 +133,17 @@ def main():
         MistralConfig(**SHAPE, sliding_window=None, rms_norm_eps=1e-5, rope_parameters=rope)
     )
     write("tiny-mistral", mistral, 7, torch.bfloat16, extra_eos=49)
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    window = MistralForCausalLM(
+        MistralConfig(**SHAPE, sliding_window=7, rms_norm_eps=1e-5, rope_parameters=rope)
+    )
+    write("tiny-mistral-window", window, 8, torch.bfloat16, extra_eos=49)
+    layers = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 18, "max_window_layers": 1}
+    window = Qwen2ForCausalLM(
+        Qwen2Config(**(SHAPE | layers), rms_norm_eps=1e-6, rope_parameters=rope, tie_word_embeddings=True)
+    )
+    write("tiny-qwen2-window", window, 9, torch.bfloat16, extra_eos=49)
 
 
 if __name__ == "__main__":

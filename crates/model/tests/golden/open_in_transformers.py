@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from reference import NAMES
+
 HERE = pathlib.Path(__file__).resolve().parent
 FIXTURES = HERE.parent / "fixtures"
 WORKSPACE = HERE.parent.parent.parent.parent
@@ -55,7 +57,7 @@ def check(kind, source, loader):
 
 def main():
     new = ["llama", "qwen2", "qwen3"]
-    for source in [str(FIXTURES / name) for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"]] + new:
+    for source in [str(FIXTURES / name) for name in NAMES] + new:
         check("policy", source, AutoModelForCausalLM)
     for source in [str(FIXTURES / name) for name in ["tiny-llama-critic", "tiny-qwen3-critic"]] + new:
         check("critic", source, AutoModelForTokenClassification)

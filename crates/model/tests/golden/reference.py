@@ -22,6 +22,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 FIXTURES = HERE.parent / "fixtures"
 LENGTHS = [5, 1, 23, 12, 40]
 BATCHES = 40
+NAMES = [
+    "tiny-llama",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-mistral",
+    "tiny-mistral-window",
+    "tiny-qwen2-window",
+]
 
 
 def norm_in_f64(module, x):
@@ -88,7 +96,7 @@ def autocast_errors(name, data):
 
 def main():
     torch.manual_seed(11)
-    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"]:
+    for name in NAMES:
         sequences = [torch.randint(0, 96, (length,)) for length in LENGTHS]
         starts = [0]
         for length in LENGTHS:

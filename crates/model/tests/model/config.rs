@@ -52,19 +52,85 @@ fn fixtures_are_read() {
     assert_eq!(mistral.rotary_scale(), (0.1 * 4f64.ln() + 1.0) as f32);
 }
 
-/// A file of Mistral without a window has the one of its class, unlike a file in which it is `null`.
+/// The windows of a file of this family with four layers, up to 5000 positions and these fields besides.
+fn windows(name: &str, set: &Value) -> Result<Vec<Option<usize>>, ConfigError> {
+    let mut fields = fields(name);
+    for field in ["sliding_window", "use_sliding_window", "max_window_layers", "layer_types"] {
+        fields.as_object_mut().unwrap().remove(field);
+    }
+    fields["num_hidden_layers"] = json!(4);
+    fields["max_position_embeddings"] = json!(5000);
+    fields.as_object_mut().unwrap().extend(set.as_object().unwrap().clone());
+    read(&fields).map(|config| config.windows)
+}
+
+/// As `transformers` reads them. A file of Mistral without a window has the one of its class, unlike a file in which it is
+/// `null`; Qwen's have one only if they say so.
 #[test]
-fn an_absent_window_is_that_of_the_class() {
-    let mut without = fields("tiny-mistral");
-    without.as_object_mut().unwrap().remove("sliding_window");
-    read(&without).unwrap();
-    without["max_position_embeddings"] = json!(4096);
-    read(&without).unwrap();
-    without["max_position_embeddings"] = json!(4097);
-    let text = read(&without).unwrap_err().to_string();
-    assert!(text.contains("sliding_window = 4096 is not supported"), "{text}");
-    without["sliding_window"] = Value::Null;
-    read(&without).unwrap();
+fn windows_are_those_of_transformers() {
+    let all = |size: usize| vec![Some(size); 4];
+    let none = vec![None; 4];
+    let from =
+        |first: usize, size: usize| (0..4).map(|layer| (layer >= first).then_some(size)).collect::<Vec<_>>();
+    for (set, expected) in [
+        (json!({}), all(4096)),
+        (json!({"sliding_window": null}), none.clone()),
+        (json!({"sliding_window": 1}), all(1)),
+        (json!({"sliding_window": 4999}), all(4999)),
+        (json!({"sliding_window": 5000}), none.clone()),
+        (json!({"max_position_embeddings": 4096}), none.clone()),
+        (json!({"max_position_embeddings": 4097}), all(4096)),
+    ] {
+        assert_eq!(windows("tiny-mistral", &set).unwrap(), expected, "{set}");
+    }
+    let types = json!(["full_attention", "sliding_attention", "full_attention", "sliding_attention"]);
+    for (set, expected) in [
+        (json!({}), none.clone()),
+        (json!({"sliding_window": 9}), none.clone()),
+        (json!({"use_sliding_window": false, "sliding_window": 9, "max_window_layers": 0}), none.clone()),
+        (json!({"use_sliding_window": true}), none.clone()),
+        (json!({"use_sliding_window": true, "max_window_layers": 2}), from(2, 4096)),
+        (json!({"use_sliding_window": true, "sliding_window": null, "max_window_layers": 2}), none.clone()),
+        (json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3}), from(3, 9)),
+        (json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 0}), all(9)),
+        (json!({"use_sliding_window": true, "sliding_window": 5000, "max_window_layers": 0}), none.clone()),
+        (
+            json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 0, "layer_types": types}),
+            vec![None, Some(9), None, Some(9)],
+        ),
+        (
+            json!({"layer_types": ["full_attention", "full_attention", "full_attention", "full_attention"]}),
+            none,
+        ),
+    ] {
+        for name in ["tiny-qwen2", "tiny-qwen3"] {
+            assert_eq!(windows(name, &set).unwrap(), expected, "{name}: {set}");
+        }
+    }
+    for (set, part) in [
+        (
+            json!({"use_sliding_window": true, "sliding_window": 0}),
+            "sliding_window is 0, expected at least 1",
+        ),
+        (json!({"use_sliding_window": 1}), "use_sliding_window is 1, expected true or false"),
+        (
+            json!({"layer_types": types}),
+            "layer_types = \"sliding_attention\" is not supported: the file enables no",
+        ),
+        (
+            json!({"layer_types": ["full_attention", "full_attention", "full_attention", "chunked_attention"]}),
+            "layer_types = \"chunked_attention\" is not supported",
+        ),
+        (
+            json!({"use_sliding_window": true, "layer_types": ["full_attention"]}),
+            "layer_types has 1 entries, num_hidden_layers is 4",
+        ),
+    ] {
+        let text = windows("tiny-qwen2", &set).unwrap_err().to_string();
+        assert!(text.contains(part), "{text}");
+    }
+    let text = windows("tiny-mistral", &json!({"sliding_window": 0})).unwrap_err().to_string();
+    assert!(text.contains("sliding_window is 0"), "{text}");
 }
 
 /// The factor of queries and keys as `transformers` derives it, and settings without a meaning.
@@ -144,10 +210,8 @@ fn both_spellings_of_rope_are_equivalent() {
 #[test]
 fn unsupported_computations_are_rejected_by_name() {
     let cases = [
-        ("tiny-qwen2", "use_sliding_window", json!(true)),
         ("tiny-qwen2", "layer_types", json!(["full_attention", "sliding_attention"])),
         ("tiny-llama", "sliding_window", json!(128)),
-        ("tiny-mistral", "sliding_window", json!(255)),
         ("tiny-mistral", "attention_bias", json!(false)),
         ("tiny-llama", "use_rope", json!(false)),
         ("tiny-llama", "an_unknown_field", json!(0)),

@@ -15,15 +15,21 @@ use crate::reference::{
 };
 
 /// Adapters that PEFT has saved: of the layers, and of the language head, which is tied to the embedding in the last one.
-const ADAPTERS: [&str; 5] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-llama-head", "tiny-qwen2-head"];
+pub(crate) const ADAPTERS: [&str; 5] =
+    ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-llama-head", "tiny-qwen2-head"];
 
 /// The adapter that PEFT has saved under a name.
-fn stored(name: &str) -> PathBuf {
+pub(crate) fn stored(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora").join(name)
 }
 
 fn golden(name: &str) -> Golden {
     Golden::open(&format!("lora/{name}.safetensors"))
+}
+
+/// A batch for a checkpoint without an adapter.
+fn batch_of(name: &str) -> Golden {
+    Golden::open(&format!("{name}.safetensors"))
 }
 
 fn all_logits(model: &Model, ctx: &Ctx, batch: &Batch) -> Vec<f32> {
@@ -177,7 +183,7 @@ fn all_linear() -> LoraConfig {
 #[test]
 fn the_base_is_shared_and_stays_as_it_is() {
     for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
-        let golden = golden(name);
+        let golden = batch_of(name);
         let batch = Batch::of(&golden);
         let ctx = Ctx::serial();
         let score = |model: &Model| model.score(&ctx, &batch.tokens(), &batch.rows()).unwrap();
@@ -256,7 +262,7 @@ fn a_frozen_model_is_saved_whole() {
         );
         model.save(folder.path(), &GenerationConfig::default()).unwrap();
         let again = Model::load(folder.path()).unwrap().with_dtype(Dtype::Bf16);
-        let batch = Batch::of(&golden(name));
+        let batch = Batch::of(&batch_of(name));
         assert!(all_logits(&again, &ctx, &batch) == all_logits(&model, &ctx, &batch), "{name}");
     }
 }
@@ -329,14 +335,14 @@ fn merging_an_adapter_of_a_tied_head_unties_it() {
 fn packed_weights_score_as_the_others() {
     let ctx = Ctx::serial();
     for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
-        let batch = Batch::of(&golden(name));
+        let batch = Batch::of(&batch_of(name));
         let mut whole = model(name).with_dtype(dtype);
         let frozen = Model::load_frozen(&fixture(name), dtype).unwrap().packed_only(&ctx);
         let packed = whole.packed_only(&ctx);
         let before = all_logits(&whole, &ctx, &batch);
         assert!(packed.named_tensors().all(|(spec, _)| !spec.name.ends_with("proj.weight")), "{name}");
         // The weights change, the published ones do not.
-        let (_, gradients) = gradients(&whole, &golden(name), 1, ActivationCheckpointing::None);
+        let (_, gradients) = gradients(&whole, &batch_of(name), 1, ActivationCheckpointing::None);
         let settings = OptimizerSettings { learning_rate: 0.01, ..OptimizerSettings::default() };
         Optimizer::new(&whole, settings).step(&ctx, &mut whole, &gradients, 0.01).unwrap();
         assert_ne!(all_logits(&whole, &ctx, &batch), before);

@@ -8,7 +8,8 @@ use rloom_model::{
 use rloom_ops::Ctx;
 use safetensors::SafeTensors;
 
-pub(crate) const NAMES: [&str; 4] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"];
+pub(crate) const NAMES: [&str; 6] =
+    ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-mistral-window", "tiny-qwen2-window"];
 
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

@@ -4,7 +4,7 @@
 #[path = "../clock/mod.rs"]
 mod clock;
 
-use rloom_ops::{Ctx, ceiling};
+use rloom_ops::{Ctx, Isa, ceiling};
 
 use clock::{clock, median};
 
@@ -15,6 +15,38 @@ const ITERATIONS: usize = 1 << 17;
 /// Seconds of all turns of a kernel, and the least and the largest number of them.
 const TOTAL: f64 = 0.5;
 const TURNS: (f64, f64) = (7.0, 61.0);
+
+/// Arguments of a program: `[THREADS] [FORMAT] [ISA] [FILTER]`.
+pub(crate) struct Arguments {
+    /// Context of the instruction set, the fastest if none is given.
+    pub(crate) ctx: Ctx,
+    /// `f32` if none is given.
+    pub(crate) format: String,
+    /// Part of the names of the measurements to run; all if it is empty.
+    filter: String,
+}
+
+impl Arguments {
+    /// Arguments of this process.
+    pub(crate) fn of_process() -> Result<Self, Box<dyn std::error::Error>> {
+        let mut all = std::env::args().skip(1).filter(|argument| argument != "--bench");
+        let threads = all.next().map_or(Ok(1), |text| text.parse())?;
+        let format = all.next().unwrap_or_else(|| "f32".to_owned());
+        let isa = match all.next() {
+            None => Isa::detect(),
+            Some(name) => Isa::available()
+                .into_iter()
+                .find(|isa| isa.name() == name)
+                .ok_or("this instruction set is not available")?,
+        };
+        Ok(Self { ctx: Ctx::with_isa(threads, isa)?, format, filter: all.next().unwrap_or_default() })
+    }
+
+    /// True if the measurement of this name is to run.
+    pub(crate) fn select(&self, name: &str) -> bool {
+        name.contains(&self.filter)
+    }
+}
 
 /// Medians over the turns.
 #[derive(Clone, Copy)]

@@ -5,12 +5,13 @@
 //! - `dq = (Σ_j ds_j k_j) · scale` over keys;
 //! - `dk = (Σ_i ds_i q_i) · scale` and `dv = Σ_i p_i d_out_i` over queries.
 //!
-//! Each element of a sum is one chain, ascending by token and, within a token, by head of the group. If several
-//! segments see a key, its chain runs through the tokens of all of them.
+//! Each element of a sum is one chain over the visible keys, or the queries that see the key, ascending by token and,
+//! within a token, by head of the group. If several segments see a key, its chain runs through the tokens of all of them.
 //!
 //! In bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are formed along E,
 //! along keys by position, and along rows of queries: row n of a segment is head `n mod H/G` of its token `n / (H/G)`,
-//! and rows 2i and 2i + 1 form a pair wherever the queries are cut. An unpaired row is padded with zeros.
+//! and rows 2i and 2i + 1 form a pair wherever the queries are cut. An unpaired row is padded with zeros, and so is one
+//! whose partner does not see the key any more.
 
 use std::ops::Range;
 
@@ -27,11 +28,11 @@ use crate::isa::Level;
 use crate::simd::LANES;
 
 /// Keys processed per step of a tile. Unlike the forward pass, no step needs all scores of a row at once.
-const WINDOW: usize = 16 * BLOCK;
+const STEP: usize = 16 * BLOCK;
 
 /// Floats from a row's probabilities to its derivatives, and from there to the next row's probabilities: see
 /// [`tile::size`].
-const STRIDE: usize = WINDOW + BLOCK;
+const STRIDE: usize = STEP + BLOCK;
 
 /// Inputs of the backward pass.
 pub(super) struct Inputs<'a, E: Element> {
@@ -243,10 +244,10 @@ unsafe fn visit_rows<E: Element>(
     let layout = Layout::of::<E>(e);
     let scales = [x.shape.scale(); MAX_ROWS];
     let (mut lse, mut delta) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-    let limit = |token: usize| visit.limit(visit.queries.start + token);
+    let visible = |token: usize| visit.visible(visit.queries.start + token);
     let queries = packed::rows(visit, kv_head, x.shape);
     let mut tile = Tile::empty();
-    while tile.next(&queries, MAX_ROWS, limit) {
+    while tile.next(&queries, MAX_ROWS, visible) {
         let offsets = tile.offsets();
         rows::deltas(level, &mut delta, x.d_out, x.out, offsets, e);
         for (lse, at) in lse.iter_mut().zip(offsets) {
@@ -262,24 +263,26 @@ unsafe fn visit_rows<E: Element>(
         queries.prefetch(level, x.out.as_ptr(), tile.next_rows());
         let probs = workspace.probs.as_mut_ptr();
         let ds = probs.wrapping_add(STRIDE);
-        for start in (0..tile.keys()).step_by(WINDOW) {
-            let window = start..tile.keys().min(start + WINDOW);
+        let tile_keys = tile.keys();
+        for start in tile_keys.clone().step_by(STEP) {
+            let step = start..tile_keys.end.min(start + STEP);
             let q = |row: usize| workspace.q.as_ptr().wrapping_add(row * layout.row());
             let d_out = |row: usize| workspace.d_out.as_ptr().wrapping_add(row * layout.row());
-            let mut visible = [0; MAX_ROWS];
-            for (visible, limit) in visible.iter_mut().zip(tile.limits()) {
-                *visible = limit.clamp(&window.start, &window.end) - window.start;
+            let of_step = |key: &usize| key.clamp(&step.start, &step.end) - step.start;
+            let mut visible = [const { 0..0 }; MAX_ROWS];
+            for (row, visible) in visible[..tile.len()].iter_mut().enumerate() {
+                *visible = of_step(&tile.starts()[row])..of_step(&tile.limits()[row]);
             }
             let columns = |columns| Blocks::adjacent(columns, layout.columns());
             // SAFETY: rows and blocks are copies, made above and by `fill`; there is room for the scores.
             unsafe {
                 let (k, v) = (columns(keys.k_columns), columns(keys.v_columns));
-                tile.scores::<E>(level, layout, window.clone(), q, k, scales[0], probs, 2 * STRIDE);
-                tile.scores::<E>(level, layout, window.clone(), d_out, v, 1.0, ds, 2 * STRIDE);
+                tile.scores::<E>(level, layout, step.clone(), q, k, scales[0], probs, 2 * STRIDE);
+                tile.scores::<E>(level, layout, step.clone(), d_out, v, 1.0, ds, 2 * STRIDE);
                 let args = Backward {
                     rows: probs,
                     stride: STRIDE,
-                    keys: window.len().next_multiple_of(BLOCK),
+                    keys: step.len().next_multiple_of(BLOCK),
                     visible: &visible[..tile.len()],
                     lse: &lse[..tile.len()],
                     delta: &delta[..tile.len()],
@@ -292,7 +295,7 @@ unsafe fn visit_rows<E: Element>(
                 // SAFETY: the caller guarantees exclusive access to these rows of dq; the blocks are copies made by
                 // `fill`.
                 unsafe {
-                    tile.weighted_sums::<E>(level, layout, window.clone(), ds, 2 * STRIDE, k, out, &scales);
+                    tile.weighted_sums::<E>(level, layout, step.clone(), ds, 2 * STRIDE, k, out, &scales);
                 }
             }
             if !keys.dk_sums.is_empty() {
@@ -303,8 +306,8 @@ unsafe fn visit_rows<E: Element>(
                 let ds = probs.wrapping_add(softmax::derivatives_across(layout.group, STRIDE));
                 // SAFETY: the blocks and the weights are of this tile's rows.
                 unsafe {
-                    add_to_keys::<E>(level, layout, &tile, window.clone(), probs, d_out, keys.dv_sums);
-                    add_to_keys::<E>(level, layout, &tile, window, ds, q, keys.dk_sums);
+                    add_to_keys::<E>(level, layout, &tile, step.clone(), probs, d_out, keys.dv_sums);
+                    add_to_keys::<E>(level, layout, &tile, step, ds, q, keys.dk_sums);
                 }
             }
         }
@@ -334,42 +337,51 @@ unsafe fn gather<E: Element>(
     }
 }
 
-/// For each key j of the window, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it. The words
+/// For each key j of `part`, `sums[j] += Σ_r weight[r][j] · row_r` over the rows of the tile that see it. The words
 /// of row r's weights start at `2 · STRIDE · r`.
 ///
 /// # Safety
 ///
 /// `rows` must be blocks of the tile's rows; all of these, and the padding row that shares words with the last one,
-/// must have weights (possibly zero) for all keys of the window.
+/// must have weights (possibly zero) for all keys of the part.
 unsafe fn add_to_keys<E: Element>(
     level: Level,
     layout: Layout,
     tile: &Tile,
-    window: Range<usize>,
+    part: Range<usize>,
     weights: *const f32,
     rows: Blocks<'_>,
     sums: &mut [f32],
 ) {
     let e = layout.head_dim;
-    let end = tile.len().next_multiple_of(layout.group);
-    let (ends, mut visible_from) = ([end; ROWS], 0);
-    for first in window.clone().step_by(ROWS) {
-        let keys = first..window.end.min(first + ROWS);
+    let padded = tile.len().next_multiple_of(layout.group);
+    let (mut visible_from, mut visible_to) = (0, 0);
+    for first in (part.start.max(tile.starts()[0])..part.end).step_by(ROWS) {
+        let keys = first..part.end.min(first + ROWS);
         while tile.limits()[visible_from] <= first {
             visible_from += 1;
+        }
+        let mut ends = [padded; ROWS];
+        for (end, key) in ends.iter_mut().zip(keys.clone()) {
+            while tile.starts().get(visible_to).is_some_and(|&start| start <= key) {
+                visible_to += 1;
+            }
+            if visible_to < tile.len() {
+                *end = visible_to;
+            }
         }
         let sums = sums[..keys.end * e].as_mut_ptr();
         let args = Weighted {
             prefetch: None,
             out: tile::each_row(&keys, |key| sums.wrapping_add(key * e)),
             rows: keys.len(),
-            weights: weights.wrapping_add(first - window.start),
+            weights: weights.wrapping_add(first - part.start),
             row_step: 1,
             word_step: layout.group * 2 * STRIDE,
             summands: rows,
             start: visible_from,
             ends: &ends,
-            end,
+            end: ends[keys.len() - 1],
             head_dim: e,
             from_zero: false,
             factors: None,

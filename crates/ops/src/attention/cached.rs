@@ -13,7 +13,7 @@ use crate::disjoint::Disjoint;
 use crate::{Ctx, Element, KV_BLOCK};
 
 /// Maximum rows of one unit of work; more would only make the pieces uneven.
-const MAX_ROWS: usize = 64;
+const MAX_ROWS: usize = forward::MAX_TOKENS;
 
 /// Multiply-adds below which a piece costs less than waking a thread for it.
 const MIN_PIECE_FLOPS: usize = 128 * 1024;
@@ -22,7 +22,7 @@ const MIN_PIECE_FLOPS: usize = 128 * 1024;
 const ROW_KEYS: usize = 32;
 
 /// Consecutive rows that share cache blocks and have non-decreasing lengths: one row of a decoding sequence, or the
-/// rows of a prefill chunk.
+/// rows of a prefill chunk. With a window, lengths differ by less than [`MAX_ROWS`].
 type Run = Range<usize>;
 
 pub(super) fn forward<E: Element>(
@@ -33,9 +33,9 @@ pub(super) fn forward<E: Element>(
     rows: &[CachedRow<'_>],
 ) {
     let g = cache.shape.kv_heads;
-    let runs = runs(rows);
+    let runs = runs(cache.shape, rows);
     let pieces = pieces(ctx, cache.shape, &runs, rows);
-    let keys = rows.iter().map(|row| row.len).max().unwrap_or(0);
+    let keys = rows.iter().map(|row| row.len).max().map_or(0, |keys| forward::span(cache.shape, keys));
     let out = Disjoint::new(out);
     ctx.parallel_for(pieces.len(), |i| {
         ctx.with_scratch(forward::scratch_floats(keys, cache.shape.head_dim), |scratch| {
@@ -68,7 +68,12 @@ unsafe fn attend<E: Element>(
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
     let last = &all[run.end - 1];
-    let table = &last.blocks[..last.len.div_ceil(KV_BLOCK)];
+    // Blocks before the first row's window are skipped; keys are counted from there.
+    let skipped = |row: &CachedRow<'_>| shape.first_key(row.len) / KV_BLOCK;
+    let skip = skipped(&all[run.start]);
+    let table = &last.blocks[skip..last.len.div_ceil(KV_BLOCK)];
+    let visible = |row: &CachedRow<'_>| shape.first_key(row.len) - skip * KV_BLOCK..row.len - skip * KV_BLOCK;
+    let keys = visible(last).end;
     let first = (run.start * h + kv_head * group) * e;
     let (k, v) = cache.head_blocks(kv_head, table);
     // Queries can be read in place as words if none begins within a word.
@@ -78,29 +83,36 @@ unsafe fn attend<E: Element>(
         let next = if kv_head + 1 < shape.kv_heads {
             Some(cache.head_blocks(kv_head + 1, table).0)
         } else {
-            let after = all.get(run.end).filter(|after| after.blocks.len() >= table.len());
-            after.map(|after| cache.head_blocks(0, after.blocks).0)
+            let after = all.get(run.end).map(|after| &after.blocks[skipped(after)..]);
+            after.filter(|after| after.len() >= table.len()).map(|after| cache.head_blocks(0, after).0)
         };
-        let token = Token { q, group, layout, keys: last.len, k, v, scale, next };
+        let first_key = visible(last).start;
+        let token = Token { q, group, layout, first: first_key, keys, k, v, scale, next };
         // SAFETY: the table has the row's blocks, all inside the cache; the output is guaranteed by the caller.
         return unsafe { token::attend(ctx.level(), &token, workspace.scratch, out, first) };
     }
     let rows = Rows { first, token_stride: h * e, group, head_dim: e, tokens: run.len() };
-    let limit = |token: usize| all[run.start + token].len;
-    // SAFETY: the table has the blocks of the run's last row, whose prefix is the longest, all inside the cache; the
-    // outputs are guaranteed by the caller.
+    let visible = |token: usize| visible(&all[run.start + token]);
+    let keys = forward::span(shape, keys);
+    // SAFETY: the table has the blocks of the run's last row, whose prefix is the longest, from the first one that a row
+    // sees, all inside the cache; the outputs are guaranteed by the caller.
     unsafe {
-        forward::attend(ctx.level(), rows, q, out, (k, v), shape.scale(), last.len, limit, workspace, None);
+        forward::attend(ctx.level(), rows, q, out, (k, v), shape.scale(), keys, visible, workspace, None);
     }
 }
 
-fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
+fn runs(shape: AttentionShape, rows: &[CachedRow<'_>]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (r, row) in rows.iter().enumerate() {
         if let Some(run) = runs.last_mut() {
             let last = &rows[r - 1];
             let shared = last.len.div_ceil(KV_BLOCK);
-            if run.len() < MAX_ROWS && row.len >= last.len && row.blocks[..shared] == last.blocks[..shared] {
+            let is_near = shape.window.is_none() || row.len < rows[run.start].len + MAX_ROWS;
+            if run.len() < MAX_ROWS
+                && is_near
+                && row.len >= last.len
+                && row.blocks[..shared] == last.blocks[..shared]
+            {
                 run.end = r + 1;
                 continue;
             }
@@ -112,8 +124,11 @@ fn runs(rows: &[CachedRow<'_>]) -> Vec<Run> {
 
 /// Ranges of units (unit u is kv head `u % G` of run `u / G`) of about equal work, a few per thread.
 fn pieces(ctx: &Ctx, shape: AttentionShape, runs: &[Run], rows: &[CachedRow<'_>]) -> Vec<Range<usize>> {
-    let cost =
-        |run: &Run| 2 * run.len() * shape.group() * shape.head_dim * (rows[run.end - 1].len + ROW_KEYS);
+    let cost = |run: &Run| {
+        let last = rows[run.end - 1].len;
+        let keys = last - shape.first_key(last);
+        2 * run.len() * shape.group() * shape.head_dim * (keys + ROW_KEYS)
+    };
     let total = runs.iter().map(cost).sum::<usize>() * shape.kv_heads;
     let target =
         if ctx.threads() == 1 { usize::MAX } else { (total / (4 * ctx.threads())).max(MIN_PIECE_FLOPS) };

@@ -1,5 +1,8 @@
 //! Forward attention of rows over blocks of keys and values.
 
+use std::ops::Range;
+
+use super::AttentionShape;
 use super::blocks::Blocks;
 use super::tile::{self, MAX_ROWS, Rows, Tile};
 use super::words::{BLOCK, Layout};
@@ -30,20 +33,29 @@ impl<'a> Workspace<'a> {
     }
 }
 
+/// Maximum difference between the positions of the rows of one call of [`attend`], plus one, if there is a window.
+pub(super) const MAX_TOKENS: usize = 64;
+
+/// Number of keys that the rows of a tile see together, from the beginning of a block, if each sees at most `keys`: with a
+/// window, those of [`MAX_TOKENS`] consecutive tokens.
+pub(super) fn span(shape: AttentionShape, keys: usize) -> usize {
+    shape.window.map_or(keys, |window| keys.min(window.saturating_add(MAX_TOKENS + BLOCK)))
+}
+
 /// Floats of scratch that [`attend`] needs for `keys` keys or fewer. Fewer keys give a tile of more rows, so the
 /// requirement is not monotonic in the number of keys.
 pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
     tile::max_floats(keys, tile_floats()) + MAX_ROWS * head_dim + LANES
 }
 
-/// Attention of `queries` over the keys and values of these blocks. Token t of the queries sees keys `0..limit(t)`, at
-/// most `keys`; limits never decrease. `out` has the layout of `q`; `lse`, `[tokens, H]`, receives each row's
-/// log-sum-exp if given.
+/// Attention of `queries` over the keys and values of these blocks. Token t of the queries sees the keys `visible(t)`,
+/// those of a tile together at most `keys` (see [`span`]); neither end of the range ever decreases. `out` has the layout
+/// of `q`; `lse`, `[tokens, H]`, receives each row's log-sum-exp if given.
 ///
 /// # Safety
 ///
-/// The blocks, of columns for the keys and of rows for the values, must hold all keys below the limits; `out` and `lse`
-/// must hold the rows, and no other thread may access them.
+/// The blocks, of columns for the keys and of rows for the values, must hold all visible keys; `out` and `lse` must hold
+/// the rows, and no other thread may access them.
 pub(super) unsafe fn attend<E: Element>(
     level: Level,
     queries: Rows,
@@ -52,7 +64,7 @@ pub(super) unsafe fn attend<E: Element>(
     (k, v): (Blocks<'_>, Blocks<'_>),
     scale: f32,
     keys: usize,
-    limit: impl Fn(usize) -> usize,
+    visible: impl Fn(usize) -> Range<usize>,
     workspace: &mut Workspace<'_>,
     lse: Option<Disjoint<'_>>,
 ) {
@@ -65,8 +77,9 @@ pub(super) unsafe fn attend<E: Element>(
     // Queries are words in place if none begins within a word.
     let reads_in_place = e.is_multiple_of(E::GROUP);
     tile.restart();
-    while tile.next(&queries, tile_rows, &limit) {
-        let places = tile.offsets();
+    while tile.next(&queries, tile_rows, &visible) {
+        let (places, tile_keys) = (tile.offsets(), tile.keys());
+        assert!(tile_keys.len() <= keys, "attention: a tile of {tile_keys:?} for {keys} keys");
         // SAFETY: there is room for the rows of a tile and, as just checked, for whole blocks of scores for each row.
         // The caller guarantees the blocks.
         unsafe {
@@ -82,10 +95,12 @@ pub(super) unsafe fn attend<E: Element>(
                     q_rows.as_ptr().wrapping_add(row * layout.row())
                 }
             };
-            tile.scores::<E>(level, layout, 0..tile.keys(), query, k, scale, scratch.as_mut_ptr(), stride);
+            tile.scores::<E>(level, layout, tile_keys.clone(), query, k, scale, scratch.as_mut_ptr(), stride);
         }
-        for (row, &n) in tile.limits().iter().enumerate() {
+        for (row, (&start, &limit)) in tile.starts().iter().zip(tile.limits()).enumerate() {
+            let n = limit - tile_keys.start;
             let scores = &mut scratch[row * stride..][..n.next_multiple_of(BLOCK)];
+            softmax::hide(scores, start - tile_keys.start);
             // SAFETY: `softmax` has no further requirements.
             let (max, sum) = unsafe { softmax::softmax::<E>(level, scores, n) };
             inverse[row] = 1.0 / sum;
@@ -108,16 +123,7 @@ pub(super) unsafe fn attend<E: Element>(
         // SAFETY: each row has room for E floats; the caller guarantees the blocks and exclusive access to the rows of
         // the output.
         unsafe {
-            tile.weighted_sums::<E>(
-                level,
-                layout,
-                0..tile.keys(),
-                scratch.as_ptr(),
-                stride,
-                v,
-                place,
-                inverse,
-            );
+            tile.weighted_sums::<E>(level, layout, tile_keys, scratch.as_ptr(), stride, v, place, inverse);
             if E::GROUP > 1 {
                 rows::scatter::<E, E>(level, out, places, q_rows, e);
             }

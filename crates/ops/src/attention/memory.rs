@@ -7,13 +7,19 @@ use crate::Element;
 /// Upper limit of the scratch memory of one thread, in bytes, for a segment that sees `keys` keys. The backward pass over all
 /// queries needs most: copies of keys and values in blocks of columns, of keys in blocks of rows, and the sums of their
 /// gradients, which all grow with the number of keys.
-pub fn attention_scratch_bytes<E: Element>(shape: AttentionShape, keys: usize) -> usize {
+pub(crate) fn scratch_bytes<E: Element>(shape: AttentionShape, keys: usize) -> usize {
     let (layout, e) = (Layout::of::<E>(shape.head_dim), shape.head_dim);
     let blocks = keys.div_ceil(BLOCK);
     let backward =
         blocks * (2 * layout.columns() + layout.rows() + 2 * BLOCK * e) + backward::tile_floats(layout);
     let forward = blocks * (layout.columns() + layout.rows()) + forward::scratch_floats(keys, e);
     backward.max(forward) * size_of::<f32>()
+}
+
+/// Upper limit of the scratch memory of one thread, in bytes, for rows that see at most `keys` keys of the cache, which are read in
+/// place.
+pub(crate) fn cached_scratch_bytes(shape: AttentionShape, keys: usize) -> usize {
+    forward::scratch_floats(forward::span(shape, keys), shape.head_dim) * size_of::<f32>()
 }
 
 #[cfg(test)]
@@ -40,11 +46,11 @@ mod tests {
             let Backward::Whole(whole) = pieces::backward(Segments::unshared(&starts), 2, 1) else {
                 panic!("cut for one thread")
             };
-            assert_eq!(of(&whole[0]), attention_scratch_bytes::<E>(shape, keys));
+            assert_eq!(of(&whole[0]), scratch_bytes::<E>(shape, keys));
             if let Backward::Parts { by_query, by_key } = pieces::backward(Segments::unshared(&starts), 2, 16)
             {
                 let parts = by_query.iter().chain(&by_key).map(of).max().unwrap();
-                assert!(parts <= attention_scratch_bytes::<E>(shape, keys));
+                assert!(parts <= scratch_bytes::<E>(shape, keys));
             }
         }
         for keys in [100, 5000] {

@@ -30,7 +30,7 @@ pub(super) fn forward<E: Element>(
     segments: Segments<'_>,
 ) {
     let (out, lse) = (Disjoint::new(out), Disjoint::new(lse));
-    let pieces = pieces::forward(segments, shape.kv_heads, ctx.threads());
+    let pieces = pieces::forward(segments, shape, ctx.threads());
     ctx.parallel_for(pieces.len(), |i| {
         for kv_head in pieces[i].kv_heads.clone() {
             // SAFETY: no two pieces have the same queries and head.
@@ -54,7 +54,8 @@ unsafe fn forward_head<E: Element>(
     let e = shape.head_dim;
     let layout = Layout::of::<E>(e);
     let blocks = piece.keys().div_ceil(BLOCK);
-    let scores = piece.visits.iter().map(|visit| forward::scratch_floats(visit.keys.len(), e)).max();
+    let span = |visit: &Visit| forward::span(shape, visit.keys.len());
+    let scores = piece.visits.iter().map(|visit| forward::scratch_floats(span(visit), e)).max();
     let copies = (blocks * layout.columns(), blocks * layout.rows());
     ctx.with_scratch(copies.0 + copies.1 + scores.unwrap_or(0), |buf| {
         let (k_blocks, rest) = buf.as_mut_slice().split_at_mut(copies.0);
@@ -63,8 +64,9 @@ unsafe fn forward_head<E: Element>(
         for visit in &piece.visits {
             let new = visit.new..visit.keys.end;
             let from = blocks::Source { view: &visit.view, kv_head, shape };
-            blocks::columns(ctx.level(), k_blocks, k, &from, new.clone(), 0);
-            blocks::rows(ctx.level(), v_blocks, v, &from, new, 0);
+            let base = visit.keys.start;
+            blocks::columns(ctx.level(), k_blocks, k, &from, new.clone(), base);
+            blocks::rows(ctx.level(), v_blocks, v, &from, new, base);
             let kv =
                 (Blocks::adjacent(k_blocks, layout.columns()), Blocks::adjacent(v_blocks, layout.rows()));
             // SAFETY: the blocks hold all positions that the queries see. The rows are inside the output, with
@@ -77,8 +79,8 @@ unsafe fn forward_head<E: Element>(
                     out,
                     kv,
                     shape.scale(),
-                    visit.keys.len(),
-                    |token| visit.limit(visit.queries.start + token),
+                    span(visit),
+                    |token| visit.visible(visit.queries.start + token),
                     &mut workspace,
                     Some(lse),
                 );
@@ -111,7 +113,7 @@ pub(super) fn backward<E: Element>(
             });
         });
     };
-    match pieces::backward(segments, inputs.shape.kv_heads, ctx.threads()) {
+    match pieces::backward(segments, inputs.shape, ctx.threads()) {
         Backward::Whole(pieces) => run(&pieces, Gradients { dq: Some(dq), dk_dv: Some((dk, dv)) }),
         Backward::Parts { by_query, by_key } => {
             run(&by_query, Gradients { dq: Some(dq), dk_dv: None });

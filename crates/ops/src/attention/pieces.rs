@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::Segments;
 use super::words::BLOCK;
+use super::{AttentionShape, Segments};
 
 /// Queries per visit of the forward pass, and tokens per piece of a long sequence: large enough to amortise copying the
 /// keys into blocks.
@@ -48,6 +48,7 @@ impl View {
 #[derive(Clone, Debug)]
 pub(super) struct Visit {
     pub(super) view: View,
+    shape: AttentionShape,
     /// Positions of the queries, at least one.
     pub(super) queries: Range<usize>,
     /// Positions of the keys; all visits of a piece start at the same key.
@@ -57,16 +58,32 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// Number of keys visible to the query at `position`, counted from `keys.start`.
-    pub(super) fn limit(&self, position: usize) -> usize {
-        (position + 1).min(self.keys.end) - self.keys.start
+    /// Those of the keys that are visible to the query at `position`, counted from `keys.start`.
+    pub(super) fn visible(&self, position: usize) -> Range<usize> {
+        let base = self.keys.start;
+        let (first, end) = (self.shape.first_key(position + 1), position + 1);
+        first.max(base) - base..end.min(self.keys.end) - base
     }
 
     /// Number of query/key pairs, plus a fixed cost per query.
     fn cost(&self) -> usize {
-        let ends = self.limit(self.queries.start) + self.limit(self.queries.end - 1);
-        self.queries.len() * (ends / 2 + BLOCK)
+        let Range { start, end } = self.queries;
+        // `Σ min(n, most)` over the number of positions n up to each query.
+        let sum = |most: usize| sum_up_to(end, most) - sum_up_to(start, most);
+        let (count, base) = (self.queries.len(), self.keys.start);
+        // Positions of the keys before the first visible one: `max(base, n − window)`.
+        let hidden = self
+            .shape
+            .window
+            .map_or(count * base, |window| sum(end) + count * base - sum(window.saturating_add(base)));
+        sum(self.keys.end) - hidden + count * BLOCK
     }
+}
+
+/// `Σ min(i, most)` over i from 1 to `n`.
+fn sum_up_to(n: usize, most: usize) -> usize {
+    let rising = n.min(most);
+    rising * (rising + 1) / 2 + (n - rising) * most
 }
 
 /// One unit of work for a thread: a sequence of visits, for each of some kv heads.
@@ -108,38 +125,50 @@ fn chunks(positions: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     positions.clone().step_by(CHUNK).map(move |first| first..positions.end.min(first + CHUNK))
 }
 
-/// All queries of a family with all keys that they see, one chunk of queries at a time.
-fn chunked(family: &[View]) -> Vec<Visit> {
+/// All queries of a family with all keys before them, one chunk of queries at a time.
+fn chunked(family: &[View], shape: AttentionShape) -> Vec<Visit> {
     family
         .iter()
         .flat_map(|&view| {
-            chunks(view.own()).map(move |c| Visit { view, new: c.start, keys: 0..c.end, queries: c })
+            chunks(view.own()).map(move |c| Visit { view, shape, new: c.start, keys: 0..c.end, queries: c })
         })
         .collect()
 }
 
-/// All queries of a family with all keys that they see, one segment at a time.
-fn whole(family: &[View]) -> Vec<Visit> {
-    let visit = |&view: &View| Visit { view, new: view.prefix, keys: 0..view.len, queries: view.own() };
+/// All queries of a family with all keys before them, one segment at a time.
+fn whole(family: &[View], shape: AttentionShape) -> Vec<Visit> {
+    let visit =
+        |&view: &View| Visit { view, shape, new: view.prefix, keys: 0..view.len, queries: view.own() };
     family.iter().filter(|view| !view.own().is_empty()).map(visit).collect()
 }
 
-/// Queries of a family, cut into chunks, each with all keys that they see.
-fn by_query(family: &[View]) -> Vec<Vec<Visit>> {
-    chunked(family).into_iter().map(|visit| vec![Visit { new: 0, ..visit }]).collect()
+/// Queries of a family, cut into chunks, each with all keys that they see, from the beginning of a block.
+fn by_query(family: &[View], shape: AttentionShape) -> Vec<Vec<Visit>> {
+    let alone = |visit: Visit| {
+        let first = shape.first_key(visit.queries.start + 1) / BLOCK * BLOCK;
+        vec![Visit { new: first, keys: first..visit.keys.end, ..visit }]
+    };
+    chunked(family, shape).into_iter().map(alone).collect()
 }
 
 /// Keys of a family, cut into chunks, each with all queries that see them.
-fn by_key(family: &[View]) -> Vec<Vec<Visit>> {
+fn by_key(family: &[View], shape: AttentionShape) -> Vec<Vec<Visit>> {
     let mut pieces = Vec::new();
     for (s, &view) in family.iter().enumerate() {
         for keys in chunks(view.own()) {
-            let first = Visit { view, queries: keys.start..view.len, new: keys.start, keys: keys.clone() };
-            // Children of the first segment see all of it.
+            // Queries from here on see none of the keys.
+            let end = shape.window.map_or(usize::MAX, |window| window.saturating_add(keys.end - 1));
+            let visit = |view: View, from: usize, new: usize| {
+                let queries = from..view.len.min(end);
+                Visit { view, shape, queries, new, keys: keys.clone() }
+            };
+            let first = visit(view, keys.start, keys.start);
+            // Children of the first segment see all of it, as far as their windows reach.
             let rest = family[1..]
                 .iter()
-                .filter(|view| s == 0 && !view.own().is_empty())
-                .map(|&view| Visit { view, queries: view.own(), new: keys.end, keys: keys.clone() });
+                .filter(|_| s == 0)
+                .map(|&child| visit(child, child.prefix, keys.end))
+                .filter(|visit| !visit.queries.is_empty());
             pieces.push(std::iter::once(first).chain(rest).collect());
         }
     }
@@ -171,14 +200,14 @@ fn largest(pieces: &[Piece]) -> usize {
 }
 
 /// Pieces of the forward pass.
-pub(super) fn forward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Vec<Piece> {
-    let families = families(segments);
-    let whole = pieces(families.iter().map(|f| chunked(f)).collect(), kv_heads, threads);
+pub(super) fn forward(segments: Segments<'_>, shape: AttentionShape, threads: usize) -> Vec<Piece> {
+    let (families, kv_heads) = (families(segments), shape.kv_heads);
+    let whole = pieces(families.iter().map(|f| chunked(f, shape)).collect(), kv_heads, threads);
     let total: usize = whole.iter().map(Piece::cost).sum();
     if 2 * largest(&whole) * threads <= total || threads == 1 {
         return whole;
     }
-    pieces(families.iter().flat_map(|f| by_query(f)).collect(), kv_heads, threads)
+    pieces(families.iter().flat_map(|f| by_query(f, shape)).collect(), kv_heads, threads)
 }
 
 /// Pieces of the backward pass.
@@ -196,17 +225,17 @@ pub(super) enum Backward {
 
 /// Pieces of the backward pass. One pass over whole families takes five matrix products where two passes over parts
 /// take seven, but offers only families × heads to the threads. Both give the same bits.
-pub(super) fn backward(segments: Segments<'_>, kv_heads: usize, threads: usize) -> Backward {
-    let families = families(segments);
-    let whole = pieces(families.iter().map(|f| whole(f)).collect(), kv_heads, threads);
+pub(super) fn backward(segments: Segments<'_>, shape: AttentionShape, threads: usize) -> Backward {
+    let (families, kv_heads) = (families(segments), shape.kv_heads);
+    let whole = pieces(families.iter().map(|f| whole(f, shape)).collect(), kv_heads, threads);
     let total: usize = whole.iter().map(Piece::cost).sum();
     let share = total.div_ceil(threads);
     if 5 * share.max(largest(&whole)) <= 7 * share {
         return Backward::Whole(whole);
     }
     Backward::Parts {
-        by_query: pieces(families.iter().flat_map(|f| by_query(f)).collect(), kv_heads, threads),
-        by_key: pieces(families.iter().flat_map(|f| by_key(f)).collect(), kv_heads, threads),
+        by_query: pieces(families.iter().flat_map(|f| by_query(f, shape)).collect(), kv_heads, threads),
+        by_key: pieces(families.iter().flat_map(|f| by_key(f, shape)).collect(), kv_heads, threads),
     }
 }
 
@@ -216,7 +245,11 @@ mod tests {
 
     fn is_whole(lengths: &[usize], threads: usize) -> bool {
         let starts: Vec<usize> = (0..=lengths.len()).map(|n| lengths[..n].iter().sum()).collect();
-        matches!(backward(Segments::unshared(&starts), 2, threads), Backward::Whole(_))
+        matches!(backward(Segments::unshared(&starts), shape(2, None), threads), Backward::Whole(_))
+    }
+
+    fn shape(kv_heads: usize, window: Option<usize>) -> AttentionShape {
+        AttentionShape { heads: kv_heads, kv_heads, head_dim: 8, window }
     }
 
     #[test]
@@ -232,9 +265,12 @@ mod tests {
         let mut pairs = Vec::new();
         for visit in pieces.iter().flat_map(|piece| &piece.visits) {
             for query in visit.queries.clone() {
-                let keys = visit.keys.start..visit.keys.start + visit.limit(query);
+                let keys = visit.visible(query).map(|key| visit.keys.start + key);
                 pairs.extend(keys.map(|key| (visit.view.row(query), visit.view.row(key))));
             }
+            let queries = visit.queries.len();
+            let count: usize = visit.queries.clone().map(|query| visit.visible(query).len()).sum();
+            assert_eq!(visit.cost(), count + queries * BLOCK);
         }
         pairs.sort_unstable();
         pairs
@@ -245,22 +281,28 @@ mod tests {
         // A family of three whose prefix has 150 tokens, a family of two, and a single segment.
         let starts = [0, 150, 150, 170, 470, 473, 500];
         let parents = [None, None, Some(0), Some(0), None, Some(4)];
-        let mut expected = Vec::new();
-        for s in 0..6 {
-            let parent = parents[s].map_or(0..0, |p: u32| starts[p as usize]..starts[p as usize + 1]);
-            for query in starts[s]..starts[s + 1] {
-                expected.extend(parent.clone().chain(starts[s]..=query).map(|key| (query, key)));
-            }
-        }
-        expected.sort_unstable();
         let segments = Segments { starts: &starts, parents: &parents };
-        for threads in [1, 16] {
-            assert_eq!(pairs(&forward(segments, 1, threads)), expected);
+        for window in [None, Some(1), Some(5), Some(64), Some(130), Some(1000)] {
+            let mut expected = Vec::new();
+            for s in 0..6 {
+                let parent = parents[s].map_or(0..0, |p: u32| starts[p as usize]..starts[p as usize + 1]);
+                for query in starts[s]..starts[s + 1] {
+                    let seen = parent.clone().chain(starts[s]..=query).rev();
+                    expected.extend(seen.take(window.unwrap_or(usize::MAX)).map(|key| (query, key)));
+                }
+            }
+            expected.sort_unstable();
+            let shape = shape(1, window);
+            for threads in [1, 16] {
+                assert_eq!(pairs(&forward(segments, shape, threads)), expected);
+            }
+            let Backward::Whole(whole) = backward(segments, shape, 1) else { panic!("cut for one thread") };
+            assert_eq!(pairs(&whole), expected);
+            let Backward::Parts { by_query, by_key } = backward(segments, shape, 16) else {
+                panic!("not cut")
+            };
+            assert_eq!(pairs(&by_query), expected);
+            assert_eq!(pairs(&by_key), expected);
         }
-        let Backward::Whole(whole) = backward(segments, 1, 1) else { panic!("cut for one thread") };
-        assert_eq!(pairs(&whole), expected);
-        let Backward::Parts { by_query, by_key } = backward(segments, 1, 16) else { panic!("not cut") };
-        assert_eq!(pairs(&by_query), expected);
-        assert_eq!(pairs(&by_key), expected);
     }
 }

@@ -1,8 +1,16 @@
 //! Conversion of scores to probabilities, and its derivative.
 
+use std::ops::Range;
+
 use super::words::{BLOCK, Products, products};
 use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd, dispatch};
+
+/// Gives the first `n` scores of a row the weight 0 in [`softmax`]: those of keys before the window.
+#[inline]
+pub(super) fn hide(scores: &mut [f32], n: usize) {
+    scores[..n].fill(f32::NEG_INFINITY);
+}
 
 products! {
     /// Replaces the scores of keys `0..n` by `exp(score − max)` and those beyond by 0 (whatever their value: they may
@@ -57,9 +65,8 @@ pub(super) struct Backward<'a> {
     pub(super) stride: usize,
     /// Number of keys, whole blocks.
     pub(super) keys: usize,
-    /// Number of keys that each row sees. The row that shares words with the last one has memory even if it is not
-    /// listed.
-    pub(super) visible: &'a [usize],
+    /// Keys that each row sees. The row that shares words with the last one has memory even if it is not listed.
+    pub(super) visible: &'a [Range<usize>],
     /// Log-sum-exp of each row.
     pub(super) lse: &'a [f32],
     /// `d_out · out` of each row.
@@ -75,7 +82,7 @@ pub(super) fn derivatives_across(group: usize, stride: usize) -> usize {
 
 products! {
     /// Computes the probabilities `p = exp(score − lse)` and the derivatives `ds = p · (product − delta)` from a row's
-    /// scores and the products of its output's gradient with the values. Both are 0 from key `visible` on. They are
+    /// scores and the products of its output's gradient with the values. Both are 0 for keys that are not visible. They are
     /// stored as words: `ds` paired along the keys, in place, and both paired along the queries, at
     /// [`derivatives_across`].
     ///
@@ -90,8 +97,8 @@ unsafe fn softmax_backward_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Back
     let group = <M as Arithmetic<S>>::GROUP;
     // A missing row sees no keys.
     let row_of = |row: usize| match x.visible.get(row) {
-        Some(&visible) => (visible, x.lse[row], x.delta[row]),
-        None => (0, 0.0, 0.0),
+        Some(visible) => (visible.start, visible.end, x.lse[row], x.delta[row]),
+        None => (0, 0, 0.0, 0.0),
     };
     for first in (0..x.visible.len()).step_by(group) {
         let (even, odd) = (row_of(first), row_of(first + 1));
@@ -123,19 +130,21 @@ unsafe fn derivative<S: Simd>(
     p: *const f32,
     stride: usize,
     at: usize,
-    (visible, lse, delta): (usize, f32, f32),
+    (start, end, lse, delta): (usize, usize, f32, f32),
 ) -> (S::V, S::V) {
-    if at >= visible {
+    if at >= end || at + LANES <= start {
         return (s.zero(), s.zero());
     }
     // SAFETY: the caller guarantees 16 floats here and 16 more `stride` floats further on.
     let (score, product) = unsafe { (s.load_ptr(p), s.load_ptr(p.add(stride))) };
     let p = s.exp(s.sub(score, s.splat(lse)));
     let ds = s.mul(p, s.sub(product, s.splat(delta)));
-    if at + LANES <= visible {
+    if at >= start && at + LANES <= end {
         return (p, ds);
     }
-    (first_lanes(s, visible - at, p, s.zero()), first_lanes(s, visible - at, ds, s.zero()))
+    let (before, n) = (start.saturating_sub(at), (end - at).min(LANES));
+    let visible = |x: S::V| first_lanes(s, before, s.zero(), first_lanes(s, n, x, s.zero()));
+    (visible(p), visible(ds))
 }
 
 /// `a` in the first `n` lanes, `b` in the others.

@@ -49,13 +49,14 @@ pub(super) struct Tile {
     /// The rows of this tile.
     rows: Range<usize>,
     offset: [usize; MAX_ROWS],
+    start: [usize; MAX_ROWS],
     limit: [usize; MAX_ROWS],
 }
 
 impl Tile {
     /// A tile without rows, before the first.
     pub(super) fn empty() -> Self {
-        Self { rows: 0..0, offset: [0; MAX_ROWS], limit: [0; MAX_ROWS] }
+        Self { rows: 0..0, offset: [0; MAX_ROWS], start: [0; MAX_ROWS], limit: [0; MAX_ROWS] }
     }
 
     /// Moves back before the first row.
@@ -64,15 +65,20 @@ impl Tile {
         self.rows = 0..0;
     }
 
-    /// Moves to the next rows, at most `size`; false if there are none left. Token t sees keys `0..limit(t)`, at least
-    /// one; limits never decrease.
-    pub(super) fn next(&mut self, rows: &Rows, size: usize, limit: impl Fn(usize) -> usize) -> bool {
+    /// Moves to the next rows, at most `size`; false if there are none left. Token t sees the keys `visible(t)`, at least
+    /// one; neither end of the range ever decreases.
+    pub(super) fn next(&mut self, rows: &Rows, size: usize, visible: impl Fn(usize) -> Range<usize>) -> bool {
         self.rows = self.rows.end..rows.len().min(self.rows.end + size);
         let (mut token, mut head) = (self.rows.start / rows.group, self.rows.start % rows.group);
         for row in 0..self.len() {
             self.offset[row] = rows.first + token * rows.token_stride + head * rows.head_dim;
-            self.limit[row] = limit(token);
-            debug_assert!(row == 0 || self.limit[row - 1] <= self.limit[row], "limits descend");
+            Range { start: self.start[row], end: self.limit[row] } = visible(token);
+            debug_assert!(self.start[row] < self.limit[row], "a row sees no key");
+            debug_assert!(
+                row == 0
+                    || (self.start[row - 1] <= self.start[row] && self.limit[row - 1] <= self.limit[row]),
+                "visible keys descend"
+            );
             head += 1;
             if head == rows.group {
                 (token, head) = (token + 1, 0);
@@ -105,16 +111,22 @@ impl Tile {
         &self.offset[..self.rows.len()]
     }
 
-    /// Number of keys that each row sees; never decreases.
+    /// First key that each row sees; never decreases.
+    #[inline]
+    pub(super) fn starts(&self) -> &[usize] {
+        &self.start[..self.rows.len()]
+    }
+
+    /// One past the last key that each row sees; never decreases.
     #[inline]
     pub(super) fn limits(&self) -> &[usize] {
         &self.limit[..self.rows.len()]
     }
 
-    /// The largest limit, the last row's.
+    /// The keys that any row sees, from the beginning of the first one's block.
     #[inline]
-    pub(super) fn keys(&self) -> usize {
-        self.limit[self.len() - 1]
+    pub(super) fn keys(&self) -> Range<usize> {
+        self.start[0] / BLOCK * BLOCK..self.limit[self.len() - 1]
     }
 
     /// Groups of rows for one kernel call each.
@@ -129,18 +141,19 @@ impl Tile {
         pass_blocks(self.len(), words)
     }
 
-    /// Scores of the rows for the keys of `window`, which begins with a block: row r has its query at `q(r)`; its
-    /// scores go to `out[r * stride..]`, in whole blocks, starting with the window's first key.
+    /// Scores of the rows for the keys of `part`, which begins with a block: row r has its query at `q(r)`; its scores go
+    /// to `out[r * stride..]`, in whole blocks, starting with the part's first key. Blocks without a visible key may be
+    /// left out.
     ///
     /// # Safety
     ///
-    /// `q` must give rows of words, and `k` blocks of columns that hold all keys below the limits; `out` must have room
-    /// for the scores, and no other thread may access it.
+    /// `q` must give rows of words, and `k` blocks of columns that hold all visible keys; `out` must have room for the
+    /// scores, and no other thread may access it.
     pub(super) unsafe fn scores<E: Element>(
         &self,
         level: Level,
         layout: Layout,
-        window: Range<usize>,
+        part: Range<usize>,
         q: impl Fn(usize) -> *const f32,
         k: Blocks<'_>,
         scale: f32,
@@ -148,11 +161,12 @@ impl Tile {
         stride: usize,
     ) {
         let pass = self.pass_blocks(layout.columns());
-        let first = window.start / BLOCK;
-        for start in (first..self.keys().min(window.end).div_ceil(BLOCK)).step_by(pass) {
+        let first = part.start / BLOCK;
+        for begin in (first..self.keys().end.min(part.end).div_ceil(BLOCK)).step_by(pass) {
             for rows in self.groups() {
-                let last = self.limit[rows.end - 1].min(window.end).div_ceil(BLOCK);
-                let end = last.min(start.saturating_add(pass));
+                let last = self.limit[rows.end - 1].min(part.end).div_ceil(BLOCK);
+                let end = last.min(begin.saturating_add(pass));
+                let start = begin.max(self.start[rows.start] / BLOCK);
                 if start >= end {
                     continue;
                 }
@@ -173,19 +187,19 @@ impl Tile {
         }
     }
 
-    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over keys `0..limit[r]`, accumulated over a series of
-    /// calls with ascending windows. A window begins with a block and has its weights, a row of words, at `weights[r *
-    /// stride..]`.
+    /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over the keys that row r sees, accumulated over a series of
+    /// calls with ascending parts. A part begins with a block and has its weights, a row of words, at `weights[r *
+    /// stride..]`; the weight of a key that shares a word with the first visible one must be zero.
     ///
     /// # Safety
     ///
     /// `out` must give addresses of E floats that no other thread accesses, and `summands` blocks of rows that hold all
-    /// keys below the limits; the weights must be valid.
+    /// visible keys; the weights must be valid.
     pub(super) unsafe fn weighted_sums<E: Element>(
         &self,
         level: Level,
         layout: Layout,
-        window: Range<usize>,
+        part: Range<usize>,
         weights: *const f32,
         stride: usize,
         summands: Blocks<'_>,
@@ -193,33 +207,79 @@ impl Tile {
         factor: &[f32],
     ) {
         let pass = self.pass_blocks(layout.rows()) * BLOCK;
-        for start in window.clone().step_by(pass) {
+        for begin in part.clone().step_by(pass) {
             for rows in self.groups() {
                 let max_limit = self.limit[rows.end - 1];
-                let end = max_limit.min(start.saturating_add(pass)).min(window.end);
-                if start >= end {
+                let end = max_limit.min(begin.saturating_add(pass)).min(part.end);
+                let first_word = |row: usize| self.start[row] / layout.group * layout.group;
+                // All rows see the keys from here on; rows of earlier tokens see some before.
+                let (first, common) = (first_word(rows.start), first_word(rows.end - 1));
+                if begin.max(first) >= end {
                     continue;
                 }
-                let args = Weighted {
+                let sums = Weighted {
                     prefetch: None,
                     out: each_row(&rows, &out),
                     rows: rows.len(),
-                    // Counted from key 0, before the window.
+                    // Counted from key 0, before the part.
                     weights: weights
                         .wrapping_add(rows.start * stride)
-                        .wrapping_sub(window.start / layout.group),
+                        .wrapping_sub(part.start / layout.group),
                     row_step: stride,
                     word_step: 1,
                     summands,
-                    start,
+                    start: begin.max(common),
                     ends: &self.limit[rows.clone()],
                     end,
                     head_dim: layout.head_dim,
-                    from_zero: start == 0,
+                    from_zero: first == common && begin <= first,
                     factors: (end == max_limit).then(|| &factor[rows.clone()]),
                 };
                 // SAFETY: the caller guarantees weights, outputs and summands.
-                unsafe { kernels::add_weighted::<E>(level, &args) };
+                unsafe {
+                    if first < common {
+                        self.add_leading::<E>(level, &sums, rows.clone(), begin..end.min(common));
+                    }
+                    if sums.start < end {
+                        kernels::add_weighted::<E>(level, &sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the keys of `part` that only the earlier of `rows` see, to one row at a time.
+    ///
+    /// # Safety
+    ///
+    /// As for [`kernels::add_weighted`] with `sums`.
+    unsafe fn add_leading<E: Element>(
+        &self,
+        level: Level,
+        sums: &Weighted<'_>,
+        rows: Range<usize>,
+        part: Range<usize>,
+    ) {
+        let starts_here = part.start <= self.start[rows.start];
+        for (i, row) in rows.enumerate() {
+            let row_sums = Weighted {
+                out: [sums.out[i]; ROWS],
+                rows: 1,
+                weights: sums.weights.wrapping_add(i * sums.row_step),
+                start: part.start.max(self.start[row]),
+                ends: &self.limit[row..=row],
+                end: part.end.min(self.limit[row]),
+                factors: None,
+                ..*sums
+            };
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                if starts_here {
+                    sums.out[i].write_bytes(0, sums.head_dim);
+                }
+                if row_sums.start < row_sums.end {
+                    kernels::add_weighted::<E>(level, &row_sums);
+                }
             }
         }
     }

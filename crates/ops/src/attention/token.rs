@@ -20,7 +20,9 @@ pub(super) struct Token<'a> {
     /// Number of query heads.
     pub(super) group: usize,
     pub(super) layout: Layout,
-    /// Number of keys that the token sees.
+    /// First key that the token sees, in the first block.
+    pub(super) first: usize,
+    /// Number of keys, from the beginning of the first block.
     pub(super) keys: usize,
     /// Blocks of columns.
     pub(super) k: Blocks<'a>,
@@ -80,7 +82,7 @@ unsafe fn attend_heads<E: Element>(
     out: Disjoint<'_, E>,
     at: usize,
 ) {
-    let &Token { q, group, layout, keys, k, v, scale, next } = token;
+    let &Token { q, group, layout, first, keys, k, v, scale, next } = token;
     let e = layout.head_dim;
     let (sums, scores) = scratch.split_at_mut(MAX_ROWS * e);
     let first_scores = scores.as_mut_ptr();
@@ -106,6 +108,7 @@ unsafe fn attend_heads<E: Element>(
     }
     let mut inverse = [0.0; MAX_ROWS];
     for (scores, inverse) in scores.chunks_mut(stride).zip(&mut inverse[..group]) {
+        softmax::hide(scores, first);
         // SAFETY: `softmax` has no further requirements.
         *inverse = 1.0
             / unsafe { softmax::softmax::<E>(level, &mut scores[..keys.next_multiple_of(BLOCK)], keys) }.1;
@@ -123,7 +126,7 @@ unsafe fn attend_heads<E: Element>(
                 row_step: stride,
                 word_step: 1,
                 summands: v,
-                start: blocks.start * BLOCK,
+                start: first.max(blocks.start * BLOCK),
                 ends: &[keys; ROWS][..heads.len()],
                 end,
                 head_dim: e,

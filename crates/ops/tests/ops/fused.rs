@@ -118,7 +118,7 @@ fn columns(x: &Buf, n: usize, part: std::ops::Range<usize>) -> Buf {
 
 fn check_heads<E: Element>(ctx: &Ctx, rows: usize, d: usize, shape: AttentionShape) {
     let what = |name: &str| format!("{name} {}, {ctx:?}, rows {rows}, d {d}, {shape:?}", E::NAME);
-    let AttentionShape { heads: h, kv_heads: g, head_dim: e } = shape;
+    let AttentionShape { heads: h, kv_heads: g, head_dim: e, .. } = shape;
     let n = (h + 2 * g) * e;
     let (x, w, weight) = (noise(1, rows * d), Buf::from_vec(noise(2, n * d)), noise(3, d));
     let (x, weight, bias) = (Buf::from_vec(x), Buf::from_vec(weight), Buf::from_vec(noise(4, n)));
@@ -185,7 +185,7 @@ fn check_heads_backward<E: Element>(
     rotation: Rotation<'_>,
     what: &str,
 ) {
-    let AttentionShape { heads: h, kv_heads: g, head_dim: e } = shape;
+    let AttentionShape { heads: h, kv_heads: g, head_dim: e, .. } = shape;
     let n = (h + 2 * g) * e;
     let ends = [0..h * e, h * e..(h + g) * e, (h + g) * e..n];
     for rotation in [Some(rotation), None] {
@@ -215,7 +215,7 @@ fn fused_queries_keys_and_values() {
             (8, 64, shapes[3]),
             (3, 8, shapes[4]),
         ] {
-            let shape = AttentionShape { heads, kv_heads, head_dim };
+            let shape = AttentionShape { heads, kv_heads, head_dim, window: None };
             check_heads::<Bf16>(&ctx, rows, d, shape);
             check_heads::<f32>(&ctx, rows, d, shape);
         }
@@ -223,7 +223,7 @@ fn fused_queries_keys_and_values() {
     // Large enough for several threads: divided by rows, and by heads, which begin within a panel.
     for ctx in all_contexts().filter(|ctx| ctx.threads() > 1) {
         for (rows, d, heads, kv_heads) in [(300, 70, 14, 2), (5, 700, 80, 5)] {
-            let shape = AttentionShape { heads, kv_heads, head_dim: 20 };
+            let shape = AttentionShape { heads, kv_heads, head_dim: 20, window: None };
             check_heads::<Bf16>(&ctx, rows, d, shape);
             check_heads::<f32>(&ctx, rows, d, shape);
         }

@@ -48,6 +48,7 @@ fn check<E: Element>(ctx: &Ctx, case: &Case, out: &mut HeadOutput) {
     let [a, b] = [(5, RANK, case.d), (6, case.v, RANK)]
         .map(|(seed, n, k)| pack::<E>(ctx, &Buf::from_vec(noise(seed, n * k)), n, k));
     check_with(ctx, case, out, &h, (&w).into());
+    check_with(ctx, case, out, &h, (&w.quantized(ctx)).into());
     check_with(
         ctx,
         case,

@@ -6,6 +6,7 @@ mod head;
 mod head_bf16;
 mod head_divergence;
 mod head_draw;
+mod int8;
 mod layers;
 mod linear;
 mod linear_bf16;

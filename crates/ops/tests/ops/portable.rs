@@ -92,8 +92,8 @@ fn norms_and_heads() {
 }
 
 /// Attention over packed sequences, its gradients, and the same rows over the cache.
-fn check_attention<E: Element>() {
-    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 6 };
+fn check_attention<E: Element>(window: Option<usize>) {
+    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 6, window };
     let (tokens, wide_row, narrow_row) = (KV_BLOCK + 3, 4 * 6, 2 * 6);
     let (q, k, v) = (
         numbers::<E>(7, tokens * wide_row),
@@ -138,6 +138,8 @@ fn check_attention<E: Element>() {
 
 #[test]
 fn attention_packed_and_cached() {
-    check_attention::<f32>();
-    check_attention::<Bf16>();
+    for window in [None, Some(5)] {
+        check_attention::<f32>(window);
+        check_attention::<Bf16>(window);
+    }
 }

@@ -267,6 +267,7 @@ impl RolloutEngine for ReplicaPool {
             attachments: false,
             parks: self.shared.sleeps,
             speculates: false,
+            quantizes: false,
         }
     }
 

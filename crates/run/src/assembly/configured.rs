@@ -446,7 +446,7 @@ impl EngineFactory for ConfiguredEngines {
 
     fn is_sampler_exact(&self, stage: &Stage) -> bool {
         let samples_here = stage.rollout.as_ref().is_none_or(|rollout| rollout.engine.embedded().is_some());
-        samples_here && !stage.trains_outside()
+        samples_here && !stage.trains_outside() && self.embedded.is_sampler_exact(stage)
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

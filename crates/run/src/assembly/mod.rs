@@ -23,10 +23,9 @@ use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
-    EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, lora_config, model_checkpointing, model_of,
-    publish_model, publish_packed,
+    EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, model_of, publish_model, publish_packed,
 };
-pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
+pub use rloom_embedded::{Prediction, SampleScratch, Sampler, lora_config, model_checkpointing};
 use rloom_engine::sizing::CacheShape;
 use rloom_engine::{
     ActivationCheckpointing, LoraSettings, PublishedPolicy, PublishedWeights, RolloutCapabilities,
@@ -246,8 +245,14 @@ pub fn rollout_engine(
 }
 
 /// Creates an in-process train engine without a reference, for benchmarks.
-pub fn train_engine(ctx: &Ctx, model: Model, optimizer: OptimizerSettings) -> impl TrainEngine + use<> {
+pub fn train_engine(
+    ctx: &Ctx,
+    model: Model,
+    optimizer: OptimizerSettings,
+    checkpointing: ActivationCheckpointing,
+) -> impl TrainEngine + use<> {
     EmbeddedTrainEngine::new(ctx.clone(), Arc::new(model), None, optimizer, GenerationConfig::default())
+        .with_activation_checkpointing(checkpointing)
 }
 
 /// Creates an in-process train engine whose reference is the model itself, for tests.
@@ -355,8 +360,8 @@ impl EngineFactory for EmbeddedEngines {
         EmbeddedTrainEngine::capabilities_of(&self.ctx, self.dtype)
     }
 
-    fn is_sampler_exact(&self, _: &Stage) -> bool {
-        true
+    fn is_sampler_exact(&self, stage: &Stage) -> bool {
+        stage.rollout.as_ref().is_none_or(|rollout| rollout.engine.quantize().is_none())
     }
 
     fn writer(&self) -> Arc<dyn PolicyWriter> {

@@ -48,6 +48,7 @@ fn run() -> tempfile::TempDir {
         method: method.into(),
         steps: 3,
         policies: Vec::new(),
+        quantize: None,
     };
     let stages = vec![outline("warmup", "sft"), outline("rl", "grpo"), outline("more", "grpo")];
     let started = Event::RunStarted {

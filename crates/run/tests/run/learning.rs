@@ -93,6 +93,11 @@ fn accuracy_rises_unless_the_reward_is_flipped() {
             assert!(z(start, other, n) > SIGNIFICANT, "bf16: {start} → {other} on {n} tasks");
             let difference = z(other, after, n).abs();
             assert!(difference <= SIGNIFICANT, "bf16 ends at {other}, f32 at {after}, on {n} tasks");
+            // So does a run whose samples come from weights of 8 bits.
+            let (start, other, n) = train("int8", &["rollout.quantize=int8"]);
+            assert!(z(start, other, n) > SIGNIFICANT, "int8: {start} → {other} on {n} tasks");
+            let difference = z(other, after, n).abs();
+            assert!(difference <= SIGNIFICANT, "int8 ends at {other}, f32 at {after}, on {n} tasks");
         }
         // The same start with the opposite sign of the reward, and so of the advantage.
         let (start, after, n) = train(

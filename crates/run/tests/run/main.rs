@@ -22,6 +22,7 @@ mod other_engines;
 mod policies;
 mod preferences;
 mod python_methods;
+mod quantized;
 mod recipe;
 mod recorded_rollouts;
 mod recovery;

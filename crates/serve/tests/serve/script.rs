@@ -199,6 +199,7 @@ impl RolloutEngine for Scripted {
             attachments: false,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

@@ -358,8 +358,8 @@ fn samples_note(train: &Completions, eval: &Completions) -> String {
 fn bands(stages: &[StageOutline]) -> Vec<StageBand> {
     let mut from = 0;
     let band = |stage: &StageOutline| {
-        let band =
-            StageBand { name: format!("{} ({})", stage.name, stage.method), from, to: from + stage.steps };
+        let name = format!("{} ({}{})", stage.name, stage.method, stage.rollout_format());
+        let band = StageBand { name, from, to: from + stage.steps };
         from = band.to;
         band
     };

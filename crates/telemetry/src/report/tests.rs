@@ -290,8 +290,12 @@ fn stages_are_shown_one_after_the_other() {
             method: "sft".into(),
             steps: 3,
             policies: Vec::new(),
+            quantize: Some("int8".into()),
         });
     }
     let page = serde_json::to_value(Run::of(&[first]).page()).unwrap();
-    assert_eq!(page["stages"][1], serde_json::json!({"name": "second (sft)", "from": 1, "to": 4}));
+    assert_eq!(
+        page["stages"][1],
+        serde_json::json!({"name": "second (sft, rollouts in int8)", "from": 1, "to": 4})
+    );
 }

@@ -36,43 +36,58 @@ class FixedTime(datetime.datetime):
         return cls(*NOW)
 
 
-def main():
+def render(tokenizer, template, conversation):
+    """The case that transformers makes of a template and a conversation: a text, a refusal by the template or a failure."""
+    arguments = {
+        "tools": TOOLS if conversation.get("tools") == "all" else None,
+        "documents": conversation.get("documents"),
+        "add_generation_prompt": conversation.get("add_generation_prompt", False),
+        **conversation.get("variables", {}),
+    }
+    case = {}
+    try:
+        case["text"] = tokenizer.apply_chat_template(
+            conversation["messages"], chat_template=template, tokenize=False, **arguments)
+        if "endgeneration" in template:
+            # apply_chat_template returns the marks only as token masks; this is the function it calls.
+            messages = [{k: v for k, v in m.items() if v is not None} for m in conversation["messages"]]
+            (text,), (spans,) = chat_template_utils.render_jinja_template(
+                [messages], chat_template=template, return_assistant_tokens_mask=True,
+                **tokenizer.special_tokens_map, **arguments)
+            assert text == case["text"]
+            case["assistant"] = [text[start:end] for start, end in spans]
+    except Exception as error:
+        kind = type(error).__name__
+        case["refused" if kind == "TemplateError" else "fails"] = str(error)
+    return case
+
+
+def opened():
+    """A tokenizer with special tokens, and a clock that stands still."""
     chat_template_utils.datetime = FixedTime
-    tokenizer = AutoTokenizer.from_pretrained(HERE / "characters")
-    special = tokenizer.special_tokens_map
-    conversations = json.loads((HERE / "conversations.json").read_text(encoding="utf-8"))
-    cases = []
-    for path in sorted((HERE / "templates").glob("*.jinja")):
-        template = path.read_text(encoding="utf-8")
-        marked = "endgeneration" in template
-        for name, conversation in conversations.items():
-            tools = TOOLS if conversation.get("tools") == "all" else None
-            arguments = {
-                "tools": tools,
-                "documents": conversation.get("documents"),
-                "add_generation_prompt": conversation.get("add_generation_prompt", False),
-                **conversation.get("variables", {}),
-            }
-            case = {"template": path.stem, "conversation": name}
-            try:
-                case["text"] = tokenizer.apply_chat_template(
-                    conversation["messages"], chat_template=template, tokenize=False, **arguments)
-                if marked:
-                    # apply_chat_template returns the marks only as token masks; this is the function it calls.
-                    messages = [{k: v for k, v in m.items() if v is not None} for m in conversation["messages"]]
-                    (text,), (spans,) = chat_template_utils.render_jinja_template(
-                        [messages], chat_template=template, return_assistant_tokens_mask=True, **special, **arguments)
-                    assert text == case["text"]
-                    case["assistant"] = [text[start:end] for start, end in spans]
-            except Exception as error:
-                kind = type(error).__name__
-                case["refused" if kind == "TemplateError" else "fails"] = str(error)
-            cases.append(case)
-    out = {"now": NOW, "special": special, "tools": TOOLS, "cases": cases}
-    text = json.dumps(out, ensure_ascii=False, indent=1)
-    (HERE / "chat.json").write_text(text + "\n", encoding="utf-8")
+    return AutoTokenizer.from_pretrained(HERE / "characters")
+
+
+def conversations():
+    return json.loads((HERE / "conversations.json").read_text(encoding="utf-8"))
+
+
+def write(path, tokenizer, cases, **more):
+    out = {"now": NOW, "special": tokenizer.special_tokens_map, "tools": TOOLS, **more, "cases": cases}
+    path.write_text(json.dumps(out, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     kinds = {key: sum(key in case for case in cases) for key in ("text", "refused", "fails", "assistant")}
     print(len(cases), "cases", kinds)
+
+
+def main():
+    tokenizer = opened()
+    cases = [
+        {"template": path.stem, "conversation": name,
+         **render(tokenizer, path.read_text(encoding="utf-8"), conversation)}
+        for path in sorted((HERE / "templates").glob("*.jinja"))
+        for name, conversation in conversations().items()
+    ]
+    write(HERE / "chat.json", tokenizer, cases)
 
 
 if __name__ == "__main__":

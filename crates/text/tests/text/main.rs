@@ -6,5 +6,6 @@ mod chat_golden;
 mod floods;
 mod folders;
 mod next_turn;
+mod published;
 mod streaming;
 mod token_golden;

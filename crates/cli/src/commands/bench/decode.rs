@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
-    GenerateRequest, OnUpdate, RolloutEngine, RolloutSettings, SamplingSettings, generate_all,
+    GenerateRequest, OnUpdate, RolloutEngine, RolloutQuantization, RolloutSettings, SamplingSettings,
+    generate_all,
 };
 use rloom_model::Model;
 use rloom_run::assembly;
@@ -12,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::count::{Operations, decode_bytes};
 use super::measure::{Round, rounds};
-use super::report::{Measurement, Phase};
+use super::report::{Measurement, Phase, Traffic};
 use super::shape::DecodeBatch;
 use super::{Bench, random_tokens, runtime};
 use crate::failure::Failure;
@@ -46,8 +47,8 @@ impl<R: RolloutEngine> TimedEngine<'_, R> {
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     let DecodeBatch { sequences, prompt, new } = bench.shape.decode;
     let (ctx, config) = (&bench.ctx, &bench.shape.config);
-    let engine =
-        assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
+    let settings = RolloutSettings { quantize: bench.quantize, ..RolloutSettings::default() };
+    let engine = assembly::rollout_engine(config, ctx, &settings, None).map_err(Failure::failed)?;
     let model = Model::init(config, 0);
     let start = Instant::now();
     let packed = model.packed_only(ctx);
@@ -66,13 +67,16 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         Ok(Round { seconds, phases: vec![("prefill", prefill), ("decode", seconds - prefill)] })
     })?;
     measured.phases.insert(0, Phase { name: "pack", seconds: pack });
+    let (weights, weight_bytes) = match bench.quantize {
+        None => (String::new(), config.dtype.bytes()),
+        Some(format @ RolloutQuantization::Int8) => (format!(", weights in {}", format.name()), 1),
+    };
     Ok(Measurement {
         workload: "decode",
-        batch: format!("{sequences} prompts of {prompt}, {new} new tokens each, greedy"),
+        batch: format!("{sequences} prompts of {prompt}, {new} new tokens each, greedy{weights}"),
         tokens: sequences * new,
         operations: Operations::decode(config, bench.shape.decode),
-        bytes_read: Some(decode_bytes(config, bench.shape.decode)),
-        expected_bytes: None,
+        traffic: Traffic::Read(decode_bytes(config, bench.shape.decode, weight_bytes)),
         rounds: measured,
     })
 }

@@ -20,7 +20,7 @@ use rloom_engine::{
 use rloom_run::assembly;
 use tokio::runtime::Runtime;
 
-use super::count::Operations;
+use super::count::{self, Operations};
 use super::measure::{PhaseTimer, Round, rounds};
 use super::report::Measurement;
 use super::shape::GrpoBatch;
@@ -40,8 +40,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         ),
         tokens: prompts * samples * new,
         operations: Operations::grpo(&bench.shape.config, bench.shape.grpo),
-        bytes_read: None,
-        expected_bytes: None,
+        traffic: bench.training_traffic(count::grpo_traffic(&bench.shape.config, bench.shape.grpo)),
         rounds: measured,
     })
 }
@@ -60,7 +59,8 @@ fn step(bench: &Bench<'_>) -> Result<Step<impl RolloutEngine + use<>, impl Train
     let (ctx, config, batch) = (&bench.ctx, &bench.shape.config, bench.shape.grpo);
     let rollout =
         assembly::rollout_engine(config, ctx, &RolloutSettings::default(), None).map_err(Failure::failed)?;
-    let trainer = assembly::train_engine(ctx, bench.model(), bench.optimizer.clone());
+    let trainer =
+        assembly::train_engine(ctx, bench.model(), bench.optimizer.clone(), bench.checkpointing.into());
     let prompts = (0..batch.prompts as u64)
         .map(|ticket| random_tokens(ticket, batch.prompt, config.vocab_size).into())
         .collect();

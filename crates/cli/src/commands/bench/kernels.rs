@@ -10,7 +10,7 @@ use rloom_ops::{
 };
 
 use super::Bench;
-use super::count::{linears, triangle};
+use super::count::{linears, pairs};
 use super::measure::median;
 use super::report::Kernel;
 use super::shape::TrainBatch;
@@ -42,7 +42,7 @@ impl KernelBench<'_> {
             })
             .collect();
         let gflops = operations / median(&seconds) / 1e9;
-        self.kernels.push(Kernel { name, m, n, k, gflops, fraction: gflops / self.ceiling });
+        self.kernels.push(Kernel { name, m, n, k, gflops, fraction: gflops / self.ceiling, operations });
     }
 
     fn all<E: Element>(&mut self, config: &ModelConfig, batch: TrainBatch) {
@@ -56,7 +56,7 @@ impl KernelBench<'_> {
         }
         self.head::<E>(batch.sequences * (batch.length - 1), config.vocab_size, config.hidden_size);
         let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
-        self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim });
+        self.attention::<E>(batch, AttentionShape { heads, kv_heads, head_dim, window: config.windows[0] });
     }
 
     /// Measures a linear layer of `n` outputs and `k` inputs for `m` tokens; `A` is the type of its output's
@@ -109,7 +109,7 @@ impl KernelBench<'_> {
         let [q, k, v]: [Buf<E>; 3] = [wide, narrow, narrow].map(|width| noise(tokens * width));
         let d_out: Buf = noise(tokens * wide);
         let (mut out, mut lse) = (Buf::<E>::zeros(tokens * wide), Buf::zeros(tokens * shape.heads));
-        let operations = 4.0 * (sequences * triangle(length) * wide) as f64;
+        let operations = 4.0 * (sequences * pairs(length, shape.window) * wide) as f64;
         let sizes = [tokens, wide, length];
         self.measure("attention forward".into(), sizes, operations, || {
             attention(ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);

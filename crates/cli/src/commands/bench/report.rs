@@ -52,8 +52,8 @@ pub(super) struct WorkloadResult {
     /// it.
     pub(super) start_mib: Option<f64>,
     pub(super) peak_mib: Option<f64>,
-    /// Expected difference of the two by formula, for training of all weights.
-    pub(super) expected_mib: Option<f64>,
+    /// Upper limit of the difference of the two by formula, as stated before the workload.
+    pub(super) expected_mib: f64,
     pub(super) phases: Vec<Phase>,
 }
 
@@ -73,6 +73,9 @@ pub(super) struct Kernel {
     pub(super) k: usize,
     pub(super) gflops: f64,
     pub(super) fraction: f64,
+    /// Number of operations of one call.
+    #[serde(skip)]
+    pub(super) operations: f64,
 }
 
 /// Measurement of a workload, before it is compared with the ceilings.
@@ -82,10 +85,39 @@ pub(super) struct Measurement {
     pub(super) batch: String,
     pub(super) tokens: usize,
     pub(super) operations: Operations,
-    pub(super) bytes_read: Option<u64>,
-    /// Memory by formula.
-    pub(super) expected_bytes: Option<u64>,
+    pub(super) traffic: Traffic,
     pub(super) rounds: Rounds,
+}
+
+/// Bytes that a workload moves if nothing stays in the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Traffic {
+    /// Almost only reads.
+    Read(u64),
+    /// Reads and writes.
+    Mixed(u64),
+    /// Not counted.
+    Unknown,
+}
+
+impl Traffic {
+    /// Bytes read, where that is almost everything.
+    pub(super) fn read(self) -> Option<u64> {
+        match self {
+            Self::Read(bytes) => Some(bytes),
+            Self::Mixed(_) | Self::Unknown => None,
+        }
+    }
+
+    /// Seconds that the bytes take at the measured bandwidth.
+    pub(super) fn seconds(self, ceilings: &Ceilings) -> Option<f64> {
+        let (bytes, rate) = match self {
+            Self::Read(bytes) => (bytes, ceilings.read_gb_s),
+            Self::Mixed(bytes) => (bytes, ceilings.triad_gb_s),
+            Self::Unknown => return None,
+        };
+        Some(bytes as f64 / (rate * 1e9))
+    }
 }
 
 impl WorkloadResult {
@@ -96,6 +128,17 @@ impl WorkloadResult {
 }
 
 impl Ceilings {
+    /// The higher rate of two measurements: disturbances only lower it.
+    pub(super) fn max(self, other: Self) -> Self {
+        Self {
+            gemm_f32_gflops: self.gemm_f32_gflops.max(other.gemm_f32_gflops),
+            gemm_bf16_gflops: self.gemm_bf16_gflops.max(other.gemm_bf16_gflops),
+            gemm_bf16_instruction: self.gemm_bf16_instruction,
+            read_gb_s: self.read_gb_s.max(other.read_gb_s),
+            triad_gb_s: self.triad_gb_s.max(other.triad_gb_s),
+        }
+    }
+
     /// Ceiling for matrix products in this dtype, in GFLOP/s.
     pub(super) fn gemm(&self, dtype: rloom_model::Dtype) -> f64 {
         match dtype {

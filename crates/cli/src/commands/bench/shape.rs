@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rloom_model::{Dtype, Family, ModelConfig, NewModel};
 
+use crate::arguments::GrpoSize;
 use crate::failure::Failure;
 
 /// Size of the f32 weights in bytes above which the small batches are used.
@@ -60,6 +61,21 @@ impl Shape {
         };
         config.dtype = dtype;
         Ok(Self::of(name, config))
+    }
+
+    /// Sets the batch of the workload `grpo`, which has to fit the context.
+    pub(super) fn set_grpo(
+        &mut self,
+        GrpoSize([prompts, samples, prompt, new]): GrpoSize,
+    ) -> Result<(), Failure> {
+        let context = self.config.max_positions;
+        if prompt + new > context {
+            return Err(Failure::usage_text(format_args!(
+                "prompts of {prompt} tokens and completions of {new} exceed the context of {context}"
+            )));
+        }
+        self.grpo = GrpoBatch { prompts, samples, prompt, new };
+        Ok(())
     }
 
     /// This shape with another batch of the workload `train`, and positions for it.

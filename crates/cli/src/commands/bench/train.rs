@@ -5,7 +5,7 @@ use std::ops::Range;
 use rloom_algo::{Algorithm, GlobalCounts, LossBatch, Method, TokenScores, policy_loss};
 use rloom_model::{Gradients, Optimizer, PackedTokens, ScoreGrads, ScoreRows};
 
-use super::count::Operations;
+use super::count::{self, Operations};
 use super::measure::{PhaseTimer, rounds};
 use super::report::Measurement;
 use super::shape::TrainBatch;
@@ -36,7 +36,8 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
 
     let measured = rounds(bench.rounds, &|text| bench.progress("train", text), || {
         let mut timer = PhaseTimer::start();
-        let forward = model.forward(ctx, &batch, &rows, bench.checkpointing).map_err(Failure::failed)?;
+        let forward =
+            model.forward(ctx, &batch, &rows, bench.checkpointing.into()).map_err(Failure::failed)?;
         timer.lap("forward");
         let s = forward.scores();
         let scores =
@@ -58,18 +59,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         batch: format!("{sequences} x {length} tokens"),
         tokens: tokens.len(),
         operations: Operations::train(config, bench.shape.train),
-        bytes_read: None,
-        expected_bytes: bench.lora.is_none().then(|| expected_bytes(bench, tokens.len())),
+        traffic: bench.training_traffic(count::training_traffic(config, bench.shape.train)),
         rounds: measured,
     })
-}
-
-/// Memory of the workload above that of the program, by the formula of `rloom train --dry-run`.
-fn expected_bytes(bench: &Bench<'_>, tokens: usize) -> u64 {
-    let (config, parameters) = (&bench.shape.config, bench.shape.config.parameter_count());
-    let state = parameters * (2 * size_of::<f32>() + config.dtype.bytes()) as u64;
-    state
-        + bench.optimizer.moments.bytes(parameters)
-        + tokens as u64 * config.training_bytes_per_token(bench.checkpointing)
-        + config.training_scratch_bytes(bench.ctx.threads(), bench.shape.train.length)
 }

@@ -62,7 +62,7 @@ fn ceilings(report: &Report) -> Vec<String> {
 }
 
 fn kernel(kernel: &Kernel) -> String {
-    let Kernel { name, m, n, k, gflops, fraction } = kernel;
+    let Kernel { name, m, n, k, gflops, fraction, .. } = kernel;
     let shape = format!("{m} x {n} x {k}");
     format!("  {name:<23} {shape:<20} {gflops:>8.1} GFLOP/s  {:>7}  {}", percent(*fraction), bar(*fraction))
         .trim_end()
@@ -87,11 +87,11 @@ fn details(work: &WorkloadResult) -> Vec<String> {
         lines.push(share("reads", &format!("{rate:.1} GB/s"), fraction, "memory, read"));
     }
     if let (Some(start), Some(peak)) = (work.start_mib, work.peak_mib) {
-        let expected = work.expected_mib.map_or_else(String::new, |mib| format!(", {mib:.0} MiB by formula"));
         lines.push(format!(
-            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start{expected}",
+            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start, at most {:.0} MiB by formula",
             peak,
-            peak - start
+            peak - start,
+            work.expected_mib
         ));
     }
     let median = median(&work.seconds);

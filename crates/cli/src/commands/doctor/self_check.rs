@@ -1,9 +1,10 @@
 //! Checks on a tiny model that sampling and scoring are bitwise identical on every instruction set, in every dtype and order
-//! of bf16 products, and that instruction sets are bitwise identical to each other.
+//! of bf16 products, also with weights of 8 bits, and that instruction sets are bitwise identical to each other.
 
 use rloom_core::{PolicyVersion, Purpose, RandomKey};
 use rloom_engine::{
-    GenerateRequest, OnUpdate, RolloutEngine, RolloutError, RolloutSettings, SamplingSettings,
+    GenerateRequest, OnUpdate, RolloutEngine, RolloutError, RolloutQuantization, RolloutSettings,
+    SamplingSettings,
 };
 use rloom_model::{
     BatchError, ConfigError, Dtype, Family, Model, ModelConfig, NewModel, PackedTokens, ScoreRows,
@@ -22,6 +23,8 @@ struct NumericPath {
     isa: Isa,
     /// Order of bf16 products; `None` in f32.
     order: Option<Order>,
+    /// Samples and scores with quantized weights.
+    quantize: Option<RolloutQuantization>,
 }
 
 impl NumericPath {
@@ -29,13 +32,19 @@ impl NumericPath {
         let orders = std::iter::once(None).chain(Order::ALL.map(Some));
         orders.flat_map(|order| {
             let of = move |isa: Isa| isa.orders().any(|own| order.is_none_or(|order| own == order));
-            Isa::available().into_iter().filter(move |isa| of(*isa)).map(move |isa| Self { isa, order })
+            let formats = [None, Some(RolloutQuantization::Int8)];
+            Isa::available()
+                .into_iter()
+                .filter(move |isa| of(*isa))
+                .flat_map(move |isa| formats.map(|quantize| Self { isa, order, quantize }))
         })
     }
 
     fn name(self) -> String {
         let order = self.order.map_or_else(|| "f32".to_owned(), |order| format!("bf16 ({})", order.name()));
-        format!("{} in {order}", self.isa.name())
+        let weights =
+            self.quantize.map_or_else(String::new, |format| format!(", weights in {}", format.name()));
+        format!("{} in {order}{weights}", self.isa.name())
     }
 
     fn dtype(self) -> Dtype {
@@ -46,7 +55,7 @@ impl NumericPath {
 /// Bits of the log-probabilities from sampling and from scoring.
 type Bits = (Vec<u32>, Vec<u32>);
 
-pub(super) fn run() -> [Finding; 2] {
+pub(super) fn run() -> [Finding; 3] {
     let hint = "this is a bug: please report it with the output of `rloom doctor --json`";
     let mut results: Vec<(NumericPath, Bits)> = Vec::new();
     for path in NumericPath::all() {
@@ -54,15 +63,15 @@ pub(super) fn run() -> [Finding; 2] {
             Ok(pair) => results.push((path, pair)),
             Err(error) => {
                 let failed = |name| Finding::failed(name, format!("{}: {error}", path.name()), hint);
-                return [failed("exactness"), failed("portability")];
+                return [failed("exactness"), failed("int8"), failed("portability")];
             }
         }
     }
-    [exactness(&results, hint), portability(&results, hint)]
+    [exactness(&results, hint), quantized(&results, hint), portability(&results, hint)]
 }
 
 fn exactness(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
-    match results.iter().find(|(_, (sampled, scored))| sampled != scored) {
+    match results.iter().find(|(path, (sampled, scored))| path.quantize.is_none() && sampled != scored) {
         None => Finding::ok(
             "exactness",
             "log-probabilities of sampling and training are bitwise identical in f32 and bf16",
@@ -74,13 +83,27 @@ fn exactness(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
     }
 }
 
+fn quantized(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
+    match results.iter().find(|(path, (sampled, scored))| path.quantize.is_some() && sampled != scored) {
+        None => {
+            Finding::ok("int8", "rollouts from weights of 8 bits repeat bitwise; losses correct for them")
+        }
+        Some((path, _)) => {
+            let value = format!("log-probabilities of sampling and of its weights differ on {}", path.name());
+            Finding::failed("int8", value, hint)
+        }
+    }
+}
+
 fn portability(results: &[(NumericPath, Bits)], hint: &str) -> Finding {
     let differs = |(path, bits): &&(NumericPath, Bits)| {
-        results.iter().any(|(first, expected)| path.order == first.order && expected != bits)
+        let is_same = |first: &NumericPath| (path.order, path.quantize) == (first.order, first.quantize);
+        results.iter().any(|(first, expected)| is_same(first) && expected != bits)
     };
     match results.iter().rev().find(differs) {
         None => {
-            let sets = results.iter().filter(|(path, _)| path.order.is_none()).count();
+            let plain = |path: &NumericPath| path.order.is_none() && path.quantize.is_none();
+            let sets = results.iter().filter(|(path, _)| plain(path)).count();
             Finding::ok("portability", format!("{sets} instruction sets give bitwise identical results"))
         }
         Some((path, _)) => {
@@ -116,7 +139,8 @@ fn sample_and_score(path: NumericPath) -> Result<Bits, CheckError> {
     let mut config = tiny()?;
     config.dtype = path.dtype();
     let model = Model::init(&config, 7);
-    let settings = RolloutSettings { kv_memory_mib: 1, ..RolloutSettings::default() };
+    let settings =
+        RolloutSettings { kv_memory_mib: 1, quantize: path.quantize, ..RolloutSettings::default() };
     let engine = assembly::rollout_engine(&config, &ctx, &settings, None)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let sampling = SamplingSettings { max_new_tokens: 24, ..SamplingSettings::default() };
@@ -128,7 +152,8 @@ fn sample_and_score(path: NumericPath) -> Result<Bits, CheckError> {
     })?;
     let tokens: Vec<u32> = PROMPT.iter().copied().chain(generation.tokens.iter().copied()).collect();
     let rows: Vec<u32> = (PROMPT.len() as u32..tokens.len() as u32).collect();
-    let scores = model.score(
+    let scored = if path.quantize.is_some() { model.quantized(&ctx) } else { model };
+    let scores = scored.score(
         &ctx,
         &PackedTokens { tokens: &tokens, seq_starts: &[0, tokens.len()], parents: &[] },
         &ScoreRows { rows: &rows, inv_temperature: &vec![1.0; rows.len()] },

@@ -18,8 +18,13 @@ impl Harness {
         let output = Output::new(&crate::arguments::Global { json: false, no_color: true, quiet: false });
         let bars = Bars::on(ProgressDrawTarget::term_like(Box::new(screen.clone())), output);
         let mut harness = Self { screen, bars, rewards: Vec::new(), shown: String::new() };
-        let outline =
-            StageOutline { name: "rl".into(), method: "grpo".into(), steps: 20, policies: Vec::new() };
+        let outline = StageOutline {
+            name: "rl".into(),
+            method: "grpo".into(),
+            steps: 20,
+            policies: Vec::new(),
+            quantize: None,
+        };
         harness.show(0, Event::StageStarted { outline, from_step: 0 });
         harness
     }

@@ -2,6 +2,26 @@
 
 /// Hints that tests of other crates follow: key, file and test.
 pub(super) const ELSEWHERE: &[(&str, &str, &str)] = &[
+    (
+        "use --threads {cores} or fewer",
+        "crates/cli/tests/cli/bench.rs",
+        "invalid_comparisons_are_rejected_with_a_hint",
+    ),
+    (
+        "compare shape S or M; without --compare, `rloom bench` measures any model folder",
+        "crates/cli/tests/cli/bench.rs",
+        "invalid_comparisons_are_rejected_with_a_hint",
+    ),
+    (
+        "`grpo` is compared in shape S, and `kernels` in shape M",
+        "crates/cli/tests/cli/bench.rs",
+        "invalid_comparisons_are_rejected_with_a_hint",
+    ),
+    (
+        "name an interpreter with --python; on Debian and Ubuntu it also needs the package python3-venv",
+        "crates/cli/tests/cli/bench.rs",
+        "invalid_comparisons_are_rejected_with_a_hint",
+    ),
     ("AdapterError::BaseMissing", "crates/model/tests/model/lora.rs", "what_cannot_be_applied_is_an_error"),
     ("AdapterError::NoRewardModel", "crates/model/tests/model/rewards.rs", "adapters_round_trip_and_merge"),
     ("AdapterError::RewardModel", "crates/model/tests/model/rewards.rs", "adapters_round_trip_and_merge"),

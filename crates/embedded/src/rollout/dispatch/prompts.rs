@@ -33,10 +33,10 @@ impl RecentPrompts {
     pub(super) fn add(&mut self, prompt: &Arc<[u32]>) {
         self.clock += 1;
         let mut prompt = Arc::clone(prompt);
-        if let Some(longer) = self.neighbours(&prompt).1.filter(|longer| longer.starts_with(&prompt)) {
+        if let Some(longer) = self.neighbours(&prompt).after.filter(|longer| longer.starts_with(&prompt)) {
             prompt = Arc::clone(longer);
         } else if let Some(shorter) =
-            self.neighbours(&prompt).0.filter(|&shorter| prompt.starts_with(shorter))
+            self.neighbours(&prompt).before.filter(|&shorter| prompt.starts_with(shorter))
         {
             let shorter = Arc::clone(shorter);
             self.remove(&shorter);
@@ -55,15 +55,15 @@ impl RecentPrompts {
 
     /// Number of first tokens that this prompt has in common with one of these.
     pub(super) fn common_tokens(&self, prompt: &[u32]) -> usize {
-        let (before, after) = self.neighbours(prompt);
+        let Neighbours { before, after } = self.neighbours(prompt);
         before.into_iter().chain(after).map(|held| common_tokens(held, prompt)).max().unwrap_or(0)
     }
 
     /// The prompts before and after this one in lexicographic order, of which one has the longest common prefix.
-    fn neighbours(&self, prompt: &[u32]) -> (Option<&Arc<[u32]>>, Option<&Arc<[u32]>>) {
+    fn neighbours(&self, prompt: &[u32]) -> Neighbours<'_> {
         let before = self.used.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(prompt))).next_back();
         let after = self.used.range::<[u32], _>((Bound::Included(prompt), Bound::Unbounded)).next();
-        (before.map(|(held, _)| held), after.map(|(held, _)| held))
+        Neighbours { before: before.map(|(held, _)| held), after: after.map(|(held, _)| held) }
     }
 
     fn remove(&mut self, prompt: &Arc<[u32]>) {
@@ -72,6 +72,12 @@ impl RecentPrompts {
             self.tokens -= prompt.len();
         }
     }
+}
+
+/// Prompts before and after another one in lexicographic order.
+struct Neighbours<'a> {
+    before: Option<&'a Arc<[u32]>>,
+    after: Option<&'a Arc<[u32]>>,
 }
 
 #[cfg(test)]

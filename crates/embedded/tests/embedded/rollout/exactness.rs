@@ -107,11 +107,11 @@ fn priorities_change_no_bit() {
 }
 
 /// The largest |sampling − training| difference is exactly 0, recomputed from token ids alone by packed forward passes
-/// of several packings and thread counts, for each family and in both formats.
+/// of several packings and thread counts, for each family, with and without windows, and in both formats.
 #[test]
 fn sampled_log_probabilities_are_the_trainers() {
     for compute in FORMATS {
-        let named = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
+        let named = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral-window", "tiny-qwen2-window"];
         let named = named.map(|name| Model::load(&crate::rollout::support::fixture(name)).unwrap());
         for model in named.into_iter().chain([Model::init(&config(), 1)]) {
             is_sampled_as_trained(&Arc::new(model.with_dtype(compute)));

@@ -27,7 +27,7 @@ struct Case {
 #[test]
 fn tokens_and_log_probabilities_are_those_of_transformers() {
     let golden: Golden = serde_json::from_str(include_str!("../../golden/greedy.json")).unwrap();
-    assert_eq!(golden.models.len(), 3);
+    assert_eq!(golden.models.len(), 4);
     for (name, cases) in &golden.models {
         let model = Arc::new(Model::load(&fixture(name)).unwrap());
         let generation = GenerationConfig::load(&fixture(name), model.config()).unwrap();

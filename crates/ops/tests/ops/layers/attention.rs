@@ -22,13 +22,19 @@ impl Case {
         let tokens = seq_starts[lengths.len()];
         let (wide, narrow) = (tokens * heads * head_dim, tokens * kv_heads * head_dim);
         Self {
-            shape: AttentionShape { heads, kv_heads, head_dim },
+            shape: AttentionShape { heads, kv_heads, head_dim, window: None },
             seq_starts,
             q: buf(11, wide),
             k: buf(12, narrow),
             v: buf(13, narrow),
             d_out: buf(14, wide),
         }
+    }
+
+    pub(crate) fn windowed(shape: (usize, usize, usize), lengths: &[usize], window: usize) -> Self {
+        let mut case = Self::new(shape, lengths);
+        case.shape.window = Some(window);
+        case
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -69,13 +75,13 @@ impl Case {
         vec![dq, dk, dv]
     }
 
-    /// All results computed from the inputs in a format.
-    fn all_in<E: Element>(&self, ctx: &Ctx) -> Vec<Buf> {
+    /// All results computed from the inputs in a format: dq, dk, dv, out, lse.
+    pub(crate) fn all_in<E: Element>(&self, ctx: &Ctx) -> Vec<Buf> {
         let (out, lse) = self.forward_in::<E>(ctx);
         self.backward_in::<E>(ctx).into_iter().chain([widen(&out), lse]).collect()
     }
 
-    fn check(&self, ctx: &Ctx) {
+    pub(crate) fn check(&self, ctx: &Ctx) {
         self.check_within(ctx, 1.0);
     }
 
@@ -146,16 +152,22 @@ fn a_sequence_is_bitwise_identical_alone_and_packed() {
 }
 
 fn alone_and_packed<E: Element>() {
+    for window in [1000, 19, 1] {
+        let packed = Case::windowed((4, 2, 20), &[7, 150, 33], window);
+        compare_alone_and_packed::<E>(&packed);
+    }
+}
+
+fn compare_alone_and_packed<E: Element>(packed: &Case) {
     let ctx = Ctx::new(2).unwrap();
-    let shape = (4, 2, 20);
-    let packed = Case::new(shape, &[7, 150, 33]);
     let all = packed.all_in::<E>(&ctx);
     for bounds in packed.seq_starts.windows(2) {
         let cut = |x: &Buf| {
             let width = x.len() / packed.tokens();
             Buf::from_slice(&x.as_slice()[bounds[0] * width..bounds[1] * width])
         };
-        let mut alone = Case::new(shape, &[bounds[1] - bounds[0]]);
+        let mut alone = Case::new((4, 2, 20), &[bounds[1] - bounds[0]]);
+        alone.shape = packed.shape;
         alone.q = cut(&packed.q);
         alone.k = cut(&packed.k);
         alone.v = cut(&packed.v);
@@ -176,8 +188,11 @@ proptest! {
         kv_heads in 1usize..4,
         head_dim in 1usize..70,
         lengths in prop::collection::vec(0usize..60, 1..5),
+        window in prop::option::of(1usize..50),
         threads in 1usize..4,
     ) {
-        Case::new((group * kv_heads, kv_heads, head_dim), &lengths).check(&Ctx::new(threads).unwrap());
+        let mut case = Case::new((group * kv_heads, kv_heads, head_dim), &lengths);
+        case.shape.window = window;
+        case.check(&Ctx::new(threads).unwrap());
     }
 }

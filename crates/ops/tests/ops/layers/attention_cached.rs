@@ -38,7 +38,7 @@ fn pick<E: Element>(x: &Buf<E>, rows: &[usize], width: usize) -> Buf<E> {
 
 /// Steps of `chunk` tokens of every sequence until all are done. The rows of a step are rotated by one each time, so
 /// that runs of one sequence are also interrupted. Returns the output of all tokens in packed order.
-fn stepwise<E: Element>(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Vec<u32> {
+pub(crate) fn stepwise<E: Element>(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Vec<u32> {
     let lengths: Vec<usize> = case.seq_starts.windows(2).map(|b| b[1] - b[0]).collect();
     let (tables, blocks) = tables(&lengths, seed);
     let mut cache = nan_cache(ctx, blocks, case);
@@ -71,7 +71,7 @@ fn stepwise<E: Element>(ctx: &Ctx, case: &Case, chunk: usize, seed: u64) -> Vec<
     bits(&widen(&out))
 }
 
-fn expected<E: Element>(ctx: &Ctx, case: &Case) -> Vec<u32> {
+pub(crate) fn expected<E: Element>(ctx: &Ctx, case: &Case) -> Vec<u32> {
     bits(&widen(&case.forward_in::<E>(ctx).0))
 }
 
@@ -111,24 +111,28 @@ fn long_sequences_is_bitwise_identical_to_training() {
     }
 }
 
-#[test]
-fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
-    let case = Case::new((6, 2, 19), &[3, 35, 18]);
+/// Panics unless all instruction sets give the bits of training on the fastest one, in both formats and all orders.
+pub(super) fn check_instruction_sets(case: &Case) {
     let serial = Ctx::serial();
-    let single = expected::<f32>(&serial, &case);
+    let single = expected::<f32>(&serial, case);
     for isa in Isa::available() {
         let ctx = Ctx::with_isa(2, isa).unwrap();
         for chunk in [1, 17] {
-            assert!(stepwise::<f32>(&ctx, &case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
+            assert!(stepwise::<f32>(&ctx, case, chunk, 3) == single, "{isa:?}, chunks of {chunk}");
         }
         for order in ORDERS {
-            let want = expected::<Bf16>(&serial.with_order(order).unwrap(), &case);
+            let want = expected::<Bf16>(&serial.with_order(order).unwrap(), case);
             for chunk in [1, 17] {
-                let got = stepwise::<Bf16>(&ctx.with_order(order).unwrap(), &case, chunk, 3);
+                let got = stepwise::<Bf16>(&ctx.with_order(order).unwrap(), case, chunk, 3);
                 assert!(got == want, "{isa:?}, chunks of {chunk} in bf16, {order:?}");
             }
         }
     }
+}
+
+#[test]
+fn every_instruction_set_is_bitwise_identical_to_the_fastest() {
+    check_instruction_sets(&Case::new((6, 2, 19), &[3, 35, 18]));
 }
 
 /// More heads per kv head than the registers hold, with more keys than are read at a time; and more than a tile holds.
@@ -153,7 +157,7 @@ fn a_head_over_many_keys_is_bitwise_identical_alone_and_among_others() {
     let slots: Vec<u32> = blocks.iter().flat_map(|block| 16 * block..16 * (block + 1)).collect();
     let (k, v, q) = (buf(1, tokens * e), buf(2, tokens * e), buf(3, group * e));
     let attend = |heads: usize, q: &[f32]| {
-        let shape = AttentionShape { heads, kv_heads: 1, head_dim: e };
+        let shape = AttentionShape { heads, kv_heads: 1, head_dim: e, window: None };
         let mut cache = KvLayer::<f32>::new(blocks.len(), shape);
         kv_write(&ctx, &mut cache, &k, &v, &slots);
         let mut out = Buf::zeros(heads * e);
@@ -244,9 +248,11 @@ proptest! {
         lengths in prop::collection::vec(1usize..60, 1..5),
         chunk in 1usize..60,
         threads in 1usize..4,
+        window in prop::option::of(1usize..50),
         seed in 0u64..1000,
     ) {
-        let case = Case::new((group * kv_heads, kv_heads, head_dim), &lengths);
+        let mut case = Case::new((group * kv_heads, kv_heads, head_dim), &lengths);
+        case.shape.window = window;
         let ctx = Ctx::new(threads).unwrap();
         prop_assert!(stepwise::<f32>(&ctx, &case, chunk, seed) == expected::<f32>(&ctx, &case));
         prop_assert!(stepwise::<Bf16>(&ctx, &case, chunk, seed) == expected::<Bf16>(&ctx, &case));

@@ -10,7 +10,7 @@ pub(crate) struct Gradients {
     pub(crate) dv: Vec<f64>,
 }
 
-/// Output `[T, H, E]`, log-sum-exp `[T, H]` and probabilities (by token, head, key of the sequence).
+/// Output `[T, H, E]`, log-sum-exp `[T, H]` and probabilities (by token, head, key of the sequence; 0 outside of the window).
 pub(crate) fn forward(
     q: &[f64],
     k: &[f64],
@@ -27,7 +27,11 @@ pub(crate) fn forward(
                 let q = &q[(t * h + head) * e..][..e];
                 let kv = |j: usize| ((bounds[0] + j) * g + head / (h / g)) * e;
                 let n = t - bounds[0] + 1;
-                let s: Vec<f64> = (0..n).map(|j| inner(q, &k[kv(j)..][..e]) / (e as f64).sqrt()).collect();
+                let score = |j: usize| match shape.window {
+                    Some(window) if j + window < n => f64::NEG_INFINITY,
+                    _ => inner(q, &k[kv(j)..][..e]) / (e as f64).sqrt(),
+                };
+                let s: Vec<f64> = (0..n).map(score).collect();
                 let max = s.iter().fold(f64::NEG_INFINITY, |m, s| m.max(*s));
                 let l: f64 = s.iter().map(|s| (s - max).exp()).sum();
                 let p: Vec<f64> = s.iter().map(|s| (s - max).exp() / l).collect();
@@ -76,7 +80,12 @@ pub(crate) fn backward(
 
 #[test]
 fn the_reference_has_the_gradients_of_its_finite_differences() {
-    let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 3 };
+    for window in [None, Some(1), Some(3)] {
+        compare_with_finite_differences(AttentionShape { heads: 4, kv_heads: 2, head_dim: 3, window });
+    }
+}
+
+fn compare_with_finite_differences(shape: AttentionShape) {
     let starts = [0, 1, 6];
     let (q, k, v) = (wide(&numbers(1, 72)), wide(&numbers(2, 36)), wide(&numbers(3, 36)));
     let d_out = wide(&numbers(4, 72));

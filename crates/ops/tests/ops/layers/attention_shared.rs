@@ -51,11 +51,16 @@ impl Shared {
         let tokens = starts[segments.len()];
         let (wide, narrow) = (tokens * heads * head_dim, tokens * kv_heads * head_dim);
         Self {
-            shape: AttentionShape { heads, kv_heads, head_dim },
+            shape: AttentionShape { heads, kv_heads, head_dim, window: None },
             parents: segments.iter().map(|s| s.1).collect(),
             tensors: Tensors { q: buf(1, wide), k: buf(2, narrow), v: buf(3, narrow), d_out: buf(4, wide) },
             starts,
         }
+    }
+
+    fn windowed(mut self, window: usize) -> Self {
+        self.shape.window = Some(window);
+        self
     }
 
     fn run<E: Element>(&self, ctx: &Ctx) -> Results {
@@ -166,6 +171,21 @@ fn long_prefixes_and_children_are_divided() {
     }
 }
 
+/// Windows that end within the child, at the boundary, within the prefix and before it.
+#[test]
+fn a_window_over_a_shared_prefix_is_equivalent_to_copies_of_it() {
+    for window in [1, 2, 15, 16, 17, 30, 39, 40, 41, 60, 100, 200] {
+        for (shape, prefix) in [((1, 1, 8), 33), ((4, 2, 20), 37), ((7, 1, 64), 16)] {
+            let family = [(prefix, None), (1, Some(0)), (40, Some(0)), (0, Some(0)), (19, Some(0))];
+            Shared::new(shape, &family).windowed(window).check(&Ctx::new(2).unwrap());
+        }
+        for threads in [1, 3] {
+            let segments = [(150, None), (140, Some(0)), (1, Some(0)), (170, Some(0))];
+            Shared::new((2, 1, 16), &segments).windowed(window).check(&Ctx::new(threads).unwrap());
+        }
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
     for segments in [
@@ -173,10 +193,13 @@ fn bits_do_not_depend_on_the_instruction_set_or_the_threads() {
         // On three threads the backward pass is divided by query, then by key.
         vec![(150, None), (140, Some(0)), (30, Some(0))],
     ] {
-        let shared = Shared::new((2, 1, 20), &segments);
-        let all = |Results { out, lse, dq, dk, dv }| vec![out, lse, dq, dk, dv];
-        assert_same_bits_everywhere("shared prefixes", |ctx| all(shared.run::<f32>(ctx)));
-        assert_same_bits_everywhere("shared prefixes in bf16", |ctx| all(shared.run::<Bf16>(ctx)));
+        // With one head per kv head, pairs of rows are pairs of tokens.
+        for (shape, window) in [((2, 1, 20), 1000), ((2, 1, 20), 45), ((1, 1, 9), 21)] {
+            let shared = Shared::new(shape, &segments).windowed(window);
+            let all = |Results { out, lse, dq, dk, dv }| vec![out, lse, dq, dk, dv];
+            assert_same_bits_everywhere("shared prefixes", |ctx| all(shared.run::<f32>(ctx)));
+            assert_same_bits_everywhere("shared prefixes in bf16", |ctx| all(shared.run::<Bf16>(ctx)));
+        }
     }
 }
 

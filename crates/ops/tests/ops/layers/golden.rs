@@ -107,8 +107,12 @@ fn swiglu_as_in_pytorch() {
 fn attention_as_in_pytorch() {
     let ctx = Ctx::serial();
     let g = Golden::of("attention");
-    let shape =
-        AttentionShape { heads: g.count("heads"), kv_heads: g.count("kv_heads"), head_dim: g.count("e") };
+    let shape = AttentionShape {
+        heads: g.count("heads"),
+        kv_heads: g.count("kv_heads"),
+        head_dim: g.count("e"),
+        window: None,
+    };
     let lengths: Vec<usize> = g.list("lengths").iter().map(|n| *n as usize).collect();
     let starts: Vec<usize> = (0..=lengths.len()).map(|n| lengths[..n].iter().sum()).collect();
     let segments = Segments::unshared(&starts);

@@ -7,6 +7,7 @@ mod attention_bf16;
 mod attention_cached;
 mod attention_reference;
 mod attention_shared;
+mod attention_window;
 mod elementwise;
 mod files;
 mod formats;

@@ -302,6 +302,27 @@ fn one_rank_agrees_with_the_embedded_engine() {
     agree(1, |settings| settings);
 }
 
+/// With a sliding window in all layers but the first one, shorter than the sequences.
+#[test]
+#[ignore = "needs RLOOM_TEST_PYTHON"]
+fn one_rank_with_windows_agrees_with_the_embedded_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path(), 1);
+    let path = folder.path().join("model/config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    config["use_sliding_window"] = true.into();
+    config["sliding_window"] = 5.into();
+    config["max_window_layers"] = 1.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let model = std::sync::Arc::new(Model::load(&folder.path().join("model")).unwrap());
+    assert_eq!(model.config().windows, [None, Some(5), Some(5)]);
+    let (ctx, generation) = (Ctx::new(1).unwrap(), GenerationConfig::default());
+    let mut own = EmbeddedTrainEngine::new(ctx, model, None, optimizer(), generation);
+    let (_, heads, of) = losses()[0];
+    agrees(&mut start(settings), &mut own, "grpo with windows", heads, of);
+}
+
 #[test]
 #[ignore = "needs RLOOM_TEST_PYTHON"]
 fn two_ranks_agree_with_the_embedded_engine() {

@@ -257,6 +257,7 @@ impl RolloutEngine for FolderSampler {
             attachments: true,
             parks: false,
             speculates: false,
+            quantizes: false,
         }
     }
 

@@ -119,6 +119,7 @@ fn started(attempt: u32) -> EventLine {
             method: "grpo".to_owned(),
             steps: 7,
             policies: Vec::new(),
+            quantize: None,
         }],
     };
     line(attempt, 0, event)
