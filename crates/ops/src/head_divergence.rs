@@ -17,9 +17,8 @@ use std::ops::Range;
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{check, piece};
-use crate::head::{
-    Head, HeadInput, HeadLowRank, LogitGrad, TILE_ROWS, block_columns, scores, statistics_rows,
-};
+use crate::head::{Head, HeadInput, HeadLowRank, LogitGrad, TILE_ROWS, block_columns};
+use crate::head_scores::{scores, statistics_rows};
 use crate::logsumexp::BLOCK;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, Weight};

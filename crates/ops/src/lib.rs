@@ -65,6 +65,7 @@ mod gemm_widened;
 mod head;
 mod head_divergence;
 mod head_draw;
+mod head_scores;
 mod int8;
 mod int8_product;
 mod isa;

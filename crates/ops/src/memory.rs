@@ -1,7 +1,8 @@
 //! Scratch memory of the operations of a model by formula.
 
 use crate::attention::{self, AttentionShape};
-use crate::head::{CHUNK_ROWS, ROWS_BACKWARD, STATISTICS};
+use crate::head::{CHUNK_ROWS, ROWS_BACKWARD};
+use crate::head_scores::STATISTICS;
 use crate::logsumexp::{BLOCK, Block};
 use crate::norm::PARTIAL_ROWS;
 use crate::simd::LANES;

@@ -70,8 +70,8 @@ fn state_memory(config: &Config, output: Output) -> Result<(), Failure> {
     let Some((_, largest)) = stages.iter().max_by_key(|(_, memory)| memory.total()) else {
         return Ok(());
     };
-    for line in largest.lines("memory") {
-        output.info(&line);
+    if !output.json {
+        largest.lines("memory").iter().for_each(|line| output.info(line));
     }
     warn_of_memory(largest, output);
     Ok(())
