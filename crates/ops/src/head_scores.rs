@@ -125,3 +125,68 @@ impl Requests<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bf16, Buf, Divergence, HeadRows, Packed, head_candidates, head_divergence, pack};
+
+    /// The statistics of these rows do not fit at once.
+    const ROWS: usize = 3 * TILE_ROWS + 7;
+    /// Two blocks and a part of a third.
+    const COLUMNS: usize = 2 * BLOCK + 76;
+    const D: usize = 4;
+
+    fn numbers<E: Element>(count: usize, seed: usize) -> Buf<E> {
+        let number = |i: usize| E::narrow(((i * 37 + seed) % 101) as f32 / 25.0 - 2.0);
+        Buf::from_vec((0..count).map(number).collect())
+    }
+
+    /// Rows of a buffer `[ROWS, D]`.
+    fn part<E: Element>(all: &Buf<E>, rows: Range<usize>) -> Buf<E> {
+        Buf::from_slice(&all.as_slice()[rows.start * D..rows.end * D])
+    }
+
+    #[test]
+    fn scores_do_not_depend_on_the_rows_that_are_summarised_together() {
+        fn check<E: Element>() {
+            assert!(statistics_rows(COLUMNS.div_ceil(BLOCK), size_of::<Block>()) == TILE_ROWS);
+            let (ctx, h, w) =
+                (Ctx::new(2).unwrap(), numbers::<E>(ROWS * D, 3), numbers::<f32>(COLUMNS * D, 8));
+            let w: Packed<E> = pack(&ctx, &w, COLUMNS, D);
+            let candidates: Vec<u32> = (0..2 * ROWS as u32).map(|i| i * 211 % COLUMNS as u32).collect();
+            let temperatures: Vec<f32> = (0..ROWS).map(|row| 0.5 + (row % 3) as f32).collect();
+            let all = head_candidates(&ctx, &h, ROWS, &w, 2, &candidates, &temperatures);
+            for row in 0..ROWS {
+                let own = part(&h, row..row + 1);
+                let candidates = &candidates[2 * row..2 * row + 2];
+                let one = head_candidates(&ctx, &own, 1, &w, 2, candidates, &temperatures[row..=row]);
+                assert_eq!(one.logprob, all.logprob[2 * row..2 * row + 2], "row {row}");
+                assert_eq!((one.entropy[0], one.lse[0]), (all.entropy[row], all.lse[row]), "row {row}");
+            }
+        }
+        check::<f32>();
+        check::<Bf16>();
+    }
+
+    #[test]
+    fn divergences_do_not_depend_on_the_rows_that_are_summarised_together() {
+        let ctx = Ctx::new(2).unwrap();
+        let [h, other] = [3, 40].map(|seed| numbers::<f32>(ROWS * D, seed));
+        let weight = |seed| -> Packed { pack(&ctx, &numbers::<f32>(COLUMNS * D, seed), COLUMNS, D) };
+        let [w, of_teacher] = [8, 31].map(weight);
+        let kind = Divergence::JensenShannon { beta: 0.3 };
+        let compare = |rows: Range<usize>| {
+            let (student, teacher) = (part(&h, rows.clone()), part(&other, rows.clone()));
+            let student = HeadRows { h_td: &student, w: (&w).into() };
+            let teacher = HeadRows { h_td: &teacher, w: (&of_teacher).into() };
+            head_divergence(&ctx, student, teacher, rows.len(), 0.7, kind)
+        };
+        let all = compare(0..ROWS);
+        for row in 0..ROWS {
+            let one = compare(row..row + 1);
+            assert_eq!(one.divergence[0], all.divergence[row], "row {row}");
+            assert_eq!(one.moment[0], all.moment[row], "row {row}");
+        }
+    }
+}

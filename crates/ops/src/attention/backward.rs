@@ -61,9 +61,9 @@ pub(super) fn scratch_floats<E: Element>(
     Sizes::new(Layout::of::<E>(shape.head_dim), piece.keys(), gradients).total()
 }
 
-/// The part of [`scratch_floats`] that does not depend on the keys, with all gradients.
-pub(super) fn tile_floats(layout: Layout) -> usize {
-    Sizes::of_keys(layout, 0, true, true).total()
+/// [`scratch_floats`] of a piece with all keys of a segment and all gradients.
+pub(super) fn most_scratch_floats(layout: Layout, keys: usize) -> usize {
+    Sizes::of_keys(layout, keys, true, true).total()
 }
 
 /// Sizes of the parts of the scratch memory, in floats.

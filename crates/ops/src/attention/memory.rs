@@ -10,8 +10,7 @@ use crate::Element;
 pub(crate) fn scratch_bytes<E: Element>(shape: AttentionShape, keys: usize) -> usize {
     let (layout, e) = (Layout::of::<E>(shape.head_dim), shape.head_dim);
     let blocks = keys.div_ceil(BLOCK);
-    let backward =
-        blocks * (2 * layout.columns() + layout.rows() + 2 * BLOCK * e) + backward::tile_floats(layout);
+    let backward = backward::most_scratch_floats(layout, keys);
     let forward = blocks * (layout.columns() + layout.rows()) + forward::scratch_floats(keys, e);
     backward.max(forward) * size_of::<f32>()
 }
@@ -31,11 +30,13 @@ mod tests {
     use crate::Bf16;
     use crate::disjoint::Disjoint;
 
-    /// The formula is what a thread takes, for a whole sequence, and at least what it takes for parts of one.
+    /// The formula is what a thread takes for a whole sequence, and at least what it takes for parts of one, with and without a
+    /// window.
     #[test]
-    fn the_formula_is_what_the_backward_pass_takes() {
-        fn check<E: Element>(keys: usize) {
-            let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 36 };
+    fn the_formula_is_what_attention_takes() {
+        fn check<E: Element>(keys: usize, window: Option<usize>) {
+            let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 36, window };
+            let formula = scratch_bytes::<E>(shape, keys);
             let (mut dq, mut dk, mut dv) = ([0.0], [0.0], [0.0]);
             let all = Gradients {
                 dq: Some(Disjoint::new(&mut dq)),
@@ -43,19 +44,21 @@ mod tests {
             };
             let starts = [0, keys];
             let of = |piece| backward::scratch_floats::<E>(piece, shape, all) * size_of::<f32>();
-            let Backward::Whole(whole) = pieces::backward(Segments::unshared(&starts), 2, 1) else {
+            let Backward::Whole(whole) = pieces::backward(Segments::unshared(&starts), shape, 1) else {
                 panic!("cut for one thread")
             };
-            assert_eq!(of(&whole[0]), scratch_bytes::<E>(shape, keys));
-            if let Backward::Parts { by_query, by_key } = pieces::backward(Segments::unshared(&starts), 2, 16)
-            {
+            assert_eq!(of(&whole[0]), formula);
+            let parts = pieces::backward(Segments::unshared(&starts), shape, 16);
+            if let Backward::Parts { by_query, by_key } = parts {
                 let parts = by_query.iter().chain(&by_key).map(of).max().unwrap();
-                assert!(parts <= scratch_bytes::<E>(shape, keys));
+                assert!(parts <= formula);
             }
         }
-        for keys in [100, 5000] {
-            check::<f32>(keys);
-            check::<Bf16>(keys);
+        for window in [None, Some(300)] {
+            for keys in [100, 5000] {
+                check::<f32>(keys, window);
+                check::<Bf16>(keys, window);
+            }
         }
     }
 }
