@@ -6,6 +6,7 @@
 mod arguments;
 mod commands;
 mod failure;
+mod memory;
 mod open_files;
 mod output;
 mod plan;

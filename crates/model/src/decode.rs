@@ -341,6 +341,15 @@ impl StepRow<'_> {
     }
 }
 
+impl StepScratch {
+    /// Size of the buffers, in bytes.
+    pub fn bytes(&self) -> usize {
+        let Stream { x, mid, rstd } = &self.stream;
+        let stream = [x, mid, rstd].map(Buf::capacity_bytes).iter().sum::<usize>();
+        stream + self.f32.bytes() + self.bf16.bytes()
+    }
+}
+
 impl Stream {
     fn resize(&mut self, c: &ModelConfig, r: usize) {
         self.x.resize(r * c.hidden_size);
@@ -357,6 +366,11 @@ impl Stream {
 }
 
 impl<E: Element> Rows<E> {
+    fn bytes(&self) -> usize {
+        let Self { normed, q, k, v, attended, hidden } = self;
+        [normed, q, k, v, attended, hidden].map(Buf::capacity_bytes).iter().sum()
+    }
+
     fn resize(&mut self, c: &ModelConfig, r: usize) {
         let (he, ge) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         self.q.resize(r * he);

@@ -143,6 +143,11 @@ impl<'a, E: Element> Layer<'a, E> {
     }
 }
 
+/// Positions of the table that is made for sequences of `longest` tokens.
+pub(crate) fn rope_positions(config: &ModelConfig, longest: usize) -> usize {
+    longest.next_power_of_two().max(256).min(config.max_positions.max(longest))
+}
+
 /// Cosines and sines for the largest position used so far: models that allow a million positions rarely use them.
 #[derive(Debug, Default)]
 pub(crate) struct RopeTables {
@@ -163,7 +168,7 @@ impl RopeTables {
         if let Some(table) = enough(&slot) {
             return table;
         }
-        let room = positions.next_power_of_two().max(256).min(config.max_positions.max(positions));
+        let room = rope_positions(config, positions);
         let table = Arc::new(RopeTable::new(
             config.head_dim,
             &config.inverse_frequencies(),

@@ -434,6 +434,11 @@ impl Model {
         &self.base.rope
     }
 
+    /// Size of the buffers that the steps so far have taken for activations and derivatives and that the next one reuses, in bytes.
+    pub fn activation_buffers(&self) -> usize {
+        self.pool.bytes()
+    }
+
     pub(crate) fn buf_pool(&self) -> &Arc<BufPool> {
         &self.pool
     }

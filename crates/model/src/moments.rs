@@ -12,7 +12,7 @@ use crate::tensors::{TensorSpec, named};
 use crate::{CheckpointError, Model, MomentFormat};
 
 /// Elements below which a buffer keeps moments of 32 bits.
-const SMALL: usize = 4096;
+pub(crate) const SMALL: usize = 4096;
 /// Prefixes of the first and the second moment in files.
 const PREFIXES: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 

@@ -31,6 +31,7 @@ mod cached;
 mod divided;
 mod forward;
 mod kernels;
+mod memory;
 mod packed;
 mod pieces;
 mod rows;
@@ -38,6 +39,8 @@ mod softmax;
 mod tile;
 mod token;
 pub(crate) mod words;
+
+pub(crate) use memory::{cached_scratch_bytes, scratch_bytes};
 
 use crate::cache::{KV_BLOCK, KvLayer};
 use crate::{Buf, Ctx, Element};

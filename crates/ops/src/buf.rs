@@ -20,6 +20,11 @@ const LARGE: usize = 4 << 20;
 /// Huge page size of Linux on x86-64 and most other architectures: one TLB entry covers 512 times as much memory.
 const HUGE_PAGE: usize = 2 << 20;
 
+/// Memory that a [`Buf`] of so many bytes takes once all of it is used: whole huge pages, if it is mapped.
+pub fn mapped_bytes(bytes: u64) -> u64 {
+    if bytes >= LARGE as u64 { bytes.next_multiple_of(HUGE_PAGE as u64) } else { bytes }
+}
+
 /// Backing memory.
 enum Memory {
     Lines(Vec<Line>),
@@ -45,11 +50,11 @@ impl Memory {
         Self::Lines(lines.into_vec())
     }
 
-    /// Number of bytes.
+    /// Number of bytes; of mapped pages, without those that only align the others.
     fn len(&self) -> usize {
         match self {
             Self::Lines(lines) => lines.len() * LINE,
-            Self::Pages(pages, first) => pages.len() - first,
+            Self::Pages(pages, _) => pages.len() - HUGE_PAGE,
         }
     }
 
@@ -153,7 +158,7 @@ impl<E: Element> Buf<E> {
     }
 
     /// Size of the memory in bytes, used or not.
-    pub(crate) fn capacity_bytes(&self) -> usize {
+    pub fn capacity_bytes(&self) -> usize {
         self.memory.len()
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::isa::{Bf16Products, Level};
 use crate::simulation::{Simulated, Simulation};
@@ -10,7 +10,7 @@ use crate::team::Team;
 use crate::{Buf, Element, Isa, OpsError, Order};
 
 /// Size of the largest scratch buffer that is kept for later calls, in bytes. Larger ones are those of attention over
-/// more than 8192 tokens (8 kv heads of 128), whose computation takes hundreds of times as long as new memory.
+/// more than 26,000 keys (f32, heads of 128), whose computation takes hundreds of times as long as new memory.
 const LARGEST_KEPT: usize = 64 << 20;
 
 /// Execution context required by every operation: its own thread pool, the instruction set, and scratch memory that is
@@ -24,7 +24,18 @@ pub struct Ctx {
 struct Inner {
     workers: Workers,
     threads: usize,
-    scratch: Mutex<Vec<Buf>>,
+    scratch: Mutex<Scratch>,
+}
+
+/// Scratch memory.
+#[derive(Default)]
+struct Scratch {
+    /// Buffers that no call uses.
+    kept: Vec<Buf>,
+    /// Size of all buffers, also of those in use, in bytes.
+    bytes: usize,
+    /// Most of it so far.
+    peak: usize,
 }
 
 /// What executes the pieces of an operation.
@@ -123,7 +134,7 @@ impl Ctx {
     }
 
     fn from_parts(workers: Workers, threads: usize, level: Level) -> Self {
-        Self { inner: Arc::new(Inner { workers, threads, scratch: Mutex::new(Vec::new()) }), level }
+        Self { inner: Arc::new(Inner { workers, threads, scratch: Mutex::default() }), level }
     }
 
     /// Number of threads, including the caller's.
@@ -182,21 +193,56 @@ impl Ctx {
 
     /// As [`Ctx::with_scratch`], in any format.
     pub(crate) fn with_scratch_in<E: Element, R>(&self, len: usize, f: impl FnOnce(&mut Buf<E>) -> R) -> R {
-        let stack = || self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buf = stack().pop().unwrap_or_default().into_format();
+        let mut buf = self.scratch().take(len * size_of::<E>()).into_format();
+        let before = buf.capacity_bytes();
         buf.resize(len);
-        let result = f(&mut buf);
-        if buf.capacity_bytes() <= LARGEST_KEPT {
-            stack().push(buf.into_format());
+        if buf.capacity_bytes() > before {
+            self.scratch().grow(buf.capacity_bytes() - before);
         }
+        let result = f(&mut buf);
+        self.scratch().give_back(buf.into_format());
         result
+    }
+
+    /// Size of all scratch buffers at the same time, at its peak so far, in bytes.
+    pub fn scratch_peak(&self) -> usize {
+        self.scratch().peak
+    }
+
+    fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Size of the scratch buffers that are kept, in bytes.
     #[cfg(test)]
     fn kept_bytes(&self) -> usize {
-        let stack = self.inner.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        stack.iter().map(Buf::capacity_bytes).sum()
+        self.scratch().kept.iter().map(Buf::capacity_bytes).sum()
+    }
+}
+
+impl Scratch {
+    /// Takes the smallest buffer of at least this size, or else the largest one, which the caller enlarges. There are then no
+    /// more large buffers than are in use at the same time, whichever smaller ones are in between.
+    fn take(&mut self, bytes: usize) -> Buf {
+        let sizes = || self.kept.iter().map(Buf::capacity_bytes).enumerate();
+        let smallest = sizes().filter(|&(_, size)| size >= bytes).min_by_key(|&(_, size)| size);
+        let found = smallest.or_else(|| sizes().max_by_key(|&(_, size)| size));
+        found.map(|(index, _)| self.kept.swap_remove(index)).unwrap_or_default()
+    }
+
+    /// Counts memory of a buffer in use.
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.peak = self.peak.max(self.bytes);
+    }
+
+    /// Keeps a buffer, unless it is large.
+    fn give_back(&mut self, buf: Buf) {
+        if buf.capacity_bytes() <= LARGEST_KEPT {
+            self.kept.push(buf);
+        } else {
+            self.bytes -= buf.capacity_bytes();
+        }
     }
 }
 
@@ -311,6 +357,31 @@ mod tests {
         assert_eq!(ctx.kept_bytes(), 4032, "the small buffer only, in whole cache lines");
         ctx.with_scratch(floats / 2, |_| ());
         assert!((floats * 2..=LARGEST_KEPT).contains(&ctx.kept_bytes()), "{}", ctx.kept_bytes());
+    }
+
+    /// Large and small requests in turns, nested and at the same time: one large buffer for each of the threads.
+    #[test]
+    fn small_requests_do_not_multiply_large_buffers() {
+        let ctx = Ctx::new(2).unwrap();
+        let large = 1 << 18;
+        let both = std::sync::Barrier::new(2);
+        for round in 0..20 {
+            ctx.with_scratch(10 + round, |_| {
+                ctx.with_scratch(100, |_| ctx.with_scratch(large, |_| ()));
+            });
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        ctx.with_scratch(large, |_| {
+                            both.wait();
+                            ctx.with_scratch(50, |_| both.wait());
+                        });
+                    });
+                }
+            });
+        }
+        let most = 2 * (large * size_of::<f32>() + 64) + 8192;
+        assert!(ctx.kept_bytes() <= most, "{} of {most}", ctx.kept_bytes());
     }
 
     #[test]

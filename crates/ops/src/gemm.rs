@@ -161,6 +161,19 @@ impl Blocking {
     }
 }
 
+/// Upper limit of the scratch memory of a piece in bytes, if `k` is the largest reduced dimension of a weight: partial sums,
+/// a panel of B, and rows of A. Those of few rows are copied in one pass.
+pub(crate) fn piece_scratch(isa: Isa, k: usize) -> usize {
+    let of = |group: usize| {
+        let Blocking { steps, rows, rows_across } = Blocking::of(isa, group);
+        let rows = rows.max(rows_across) + LANES * group;
+        let right = WIDEST * LANES * steps;
+        let left = left_room(rows, steps).max(left_room(FEW_ROWS, k.next_multiple_of(LANES * group)));
+        rows * MAX_PANELS * LANES + right + left
+    };
+    of(1).max(of(2)) * size_of::<f32>()
+}
+
 /// True if a product is too small for more than one thread.
 pub(crate) fn is_small(m: usize, n: usize, k: usize, group: usize) -> bool {
     m.max(READ_ROWS) * n * k < SERIAL * group

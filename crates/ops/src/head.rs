@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right, check};
+use crate::head_scores::scores;
 use crate::lanes::narrow;
 use crate::linear::linear;
-use crate::logsumexp::{BLOCK, Block, block, join};
+use crate::logsumexp::BLOCK;
 use crate::low_rank::{Addition, linear_add};
 use crate::numbers::{Numbers, Typed};
 use crate::pack::{Packed, Part};
@@ -23,7 +24,7 @@ use crate::{Buf, Ctx, Element, Matrix, Weight};
 /// Rows of a tile of logits: with [`BLOCK`] columns it takes an eighth of a megabyte.
 pub(crate) const TILE_ROWS: usize = 64;
 /// Rows of a backward piece, which share one conversion of a block of the weight.
-const ROWS_BACKWARD: usize = 128;
+pub(crate) const ROWS_BACKWARD: usize = 128;
 /// Minimum rows of a backward piece.
 const MIN_ROWS_BACKWARD: usize = 32;
 /// As [`MIN_ROWS_BACKWARD`], where more rows would leave threads without work.
@@ -31,12 +32,11 @@ const FEWEST_ROWS_BACKWARD: usize = 8;
 /// Rows whose logit derivatives the backward pass holds at a time, for one block of columns: a multiple of 32, so that
 /// the row blocks that tile products sum are not split. Larger chunks read and write the weight's gradient fewer times;
 /// if that fits in the cache, the derivatives should too.
-const CHUNK_ROWS: usize = 2048;
+pub(crate) const CHUNK_ROWS: usize = 2048;
 /// As [`CHUNK_ROWS`], for a weight of at most [`SMALL`] elements.
 const CHUNK_ROWS_SMALL: usize = 512;
 /// Maximum elements of a weight whose gradient fits in the cache.
 const SMALL: usize = 1 << 18;
-
 /// Scores of each row's target tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeadScores {
@@ -141,64 +141,6 @@ pub fn head_candidates<'w, E: Element>(
         let input = HeadInput { h: h_td.as_slice(), w: w.packed, addition, columns: w.n() };
         scores(ctx, &input, rows, k, candidates, inv_temperature)
     })
-}
-
-/// Scores of k candidates per row.
-pub(crate) fn scores<E: Element>(
-    ctx: &Ctx,
-    input: &HeadInput<'_, E>,
-    rows: usize,
-    k: usize,
-    candidates: &[u32],
-    inv_temperature: &[f32],
-) -> HeadScores {
-    let v = input.columns;
-    let (blocks, tiles) = (v.div_ceil(BLOCK), rows.div_ceil(TILE_ROWS));
-    let mut stats = vec![Block::default(); rows * blocks];
-    let mut candidate_logits = vec![0.0; rows * k];
-    {
-        let stats = Disjoint::new(&mut stats);
-        let candidate_logits = Disjoint::new(&mut candidate_logits);
-        // Neighbouring pieces share a block of the weight, so that it is read from memory once.
-        ctx.parallel_for(tiles * blocks, |i| {
-            let (b, tile) = (i / tiles, i % tiles);
-            let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
-            let columns = block_columns(b, v);
-            ctx.with_scratch((end - first) * columns.len(), |scratch| {
-                input.tile(ctx, scratch.as_mut_slice(), first..end, columns.clone());
-                for (t, logits) in (first..end).zip(scratch.as_slice().chunks_exact(columns.len())) {
-                    // SAFETY: a row and block belong to one piece.
-                    let stats = unsafe { stats.slice(t * blocks + b..t * blocks + b + 1) };
-                    stats[0] = block(ctx.level(), logits, inv_temperature[t]);
-                    for (i, &token) in (t * k..).zip(&candidates[t * k..(t + 1) * k]) {
-                        if let Some(&logit) =
-                            (token as usize).checked_sub(columns.start).and_then(|j| logits.get(j))
-                        {
-                            // SAFETY: a candidate lies in one block, which belongs to one piece.
-                            unsafe { candidate_logits.slice(i..i + 1)[0] = logit }
-                        }
-                    }
-                }
-            });
-        });
-    }
-    let mut out = HeadScores { logprob: candidate_logits, entropy: vec![0.0; rows], lse: vec![0.0; rows] };
-    let logprob = Disjoint::new(&mut out.logprob);
-    let (entropy, lse) = (Disjoint::new(&mut out.entropy), Disjoint::new(&mut out.lse));
-    ctx.parallel_for(tiles, |tile| {
-        for t in rows * tile / tiles..rows * (tile + 1) / tiles {
-            let row = join(ctx.level(), &stats[t * blocks..][..blocks]);
-            // SAFETY: a row belongs to one piece.
-            unsafe {
-                entropy.slice(t..t + 1)[0] = row.entropy;
-                lse.slice(t..t + 1)[0] = row.lse;
-                for logprob in logprob.slice(t * k..(t + 1) * k) {
-                    *logprob = *logprob * inv_temperature[t] - row.lse;
-                }
-            }
-        }
-    });
-    out
 }
 
 /// Inputs of the derivative with respect to a row's logits.

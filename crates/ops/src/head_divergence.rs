@@ -16,8 +16,9 @@
 use std::ops::Range;
 
 use crate::disjoint::Disjoint;
-use crate::gemm::check;
-use crate::head::{Head, HeadInput, HeadLowRank, LogitGrad, TILE_ROWS, block_columns, scores};
+use crate::gemm::{check, piece};
+use crate::head::{Head, HeadInput, HeadLowRank, LogitGrad, TILE_ROWS, block_columns};
+use crate::head_scores::{scores, statistics_rows};
 use crate::logsumexp::BLOCK;
 use crate::simd::{LANES, Simd, dispatch};
 use crate::{Buf, Ctx, Element, Matrix, Weight};
@@ -257,40 +258,40 @@ fn divergence<E: Element>(
         student_lse: of_student.lse[t],
         teacher_lse: of_teacher.lse[t],
     };
-    let (v, tiles) = (student.columns, rows.div_ceil(TILE_ROWS));
+    let v = student.columns;
     let blocks = v.div_ceil(BLOCK);
-    let mut sums = vec![[0.0; 2]; rows * blocks];
-    {
-        let sums = Disjoint::new(&mut sums);
+    let chunk = statistics_rows(blocks, size_of::<[f32; 2]>());
+    let mut all = vec![[0.0; 2]; rows.min(chunk) * blocks];
+    let [mut divergence, mut moment] = [(); 2].map(|()| Vec::with_capacity(rows));
+    for start in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - start);
+        let tiles = count.div_ceil(TILE_ROWS);
+        let sums = Disjoint::new(&mut all[..count * blocks]);
         // Neighbouring pieces share a block of the weights, so that it is read from memory once.
         ctx.parallel_for(tiles * blocks, |i| {
-            let (b, tile) = (i / tiles, i % tiles);
-            let (first, end) = (rows * tile / tiles, rows * (tile + 1) / tiles);
+            let (b, tile) = (i / tiles, piece(count, tiles, i % tiles));
             let columns = block_columns(b, v);
-            let (width, size) = (columns.len(), (end - first) * columns.len());
+            let (width, size) = (columns.len(), tile.len() * columns.len());
             ctx.with_scratch(2 * size, |scratch| {
                 let (own, other) = scratch.as_mut_slice().split_at_mut(size);
-                student.tile(ctx, own, first..end, columns.clone());
-                teacher.tile(ctx, other, first..end, columns);
+                let rows = start + tile.start..start + tile.end;
+                student.tile(ctx, own, rows.clone(), columns.clone());
+                teacher.tile(ctx, other, rows, columns);
                 let lines = own.chunks_exact(width).zip(other.chunks_exact(width));
-                for (t, (own, other)) in (first..end).zip(lines) {
+                for (t, (own, other)) in tile.zip(lines) {
                     // SAFETY: a row and block belong to one piece.
                     let sums = unsafe { sums.slice(t * blocks + b..t * blocks + b + 1) };
-                    sums[0] = block_sums(ctx.level(), own, other, pair(t), kind);
+                    sums[0] = block_sums(ctx.level(), own, other, pair(start + t), kind);
                 }
             });
         });
+        for row in all[..count * blocks].chunks_exact(blocks.max(1)) {
+            let sum = |which: usize| row.iter().map(|sums| f64::from(sums[which])).sum::<f64>() as f32;
+            divergence.push(sum(0));
+            moment.push(sum(1));
+        }
     }
-    let joined = |which: usize| -> Vec<f32> {
-        let of_row = |blocks: &[[f32; 2]]| blocks.iter().map(|sums| f64::from(sums[which])).sum::<f64>();
-        sums.chunks_exact(blocks.max(1)).map(|row| of_row(row) as f32).collect()
-    };
-    DivergenceScores {
-        divergence: joined(0),
-        moment: joined(1),
-        student_lse: of_student.lse,
-        teacher_lse: of_teacher.lse,
-    }
+    DivergenceScores { divergence, moment, student_lse: of_student.lse, teacher_lse: of_teacher.lse }
 }
 
 /// Backward pass of [`head_divergence`]: from the derivative with respect to each row's divergence to the student's `dh_td`

@@ -65,6 +65,7 @@ mod gemm_widened;
 mod head;
 mod head_divergence;
 mod head_draw;
+mod head_scores;
 mod int8;
 mod int8_product;
 mod isa;
@@ -75,6 +76,7 @@ mod linear_swiglu;
 mod logsumexp;
 mod low_rank;
 mod matrix;
+mod memory;
 mod norm;
 mod numbers;
 mod pack;
@@ -94,7 +96,7 @@ mod team;
 pub use adamw::{AdamW, adamw};
 pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
-pub use buf::Buf;
+pub use buf::{Buf, mapped_bytes};
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
 pub use convert::{
     append_bf16_bytes, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
@@ -124,8 +126,9 @@ pub use low_rank::{
     low_rank_backward_x,
 };
 pub use matrix::{Matrix, is_bf16, round_to_bf16};
+pub use memory::{ScratchBytes, ScratchShape};
 pub use norm::{Norm, rms_norm, rms_norm_backward};
-pub use pack::{Packed, pack, repack, unpack};
+pub use pack::{Packed, pack, packed_bytes, repack, unpack};
 pub use reduce::{all_finite, scale, sum_squares, zero};
 pub use rope::{RopeTable, rope, rope_backward};
 pub use simulation::Simulated;

@@ -19,6 +19,13 @@ const ROWS: usize = 128;
 /// Columns that a block computes at a time, unless a head has more.
 const COLUMNS: usize = 256;
 
+/// Scratch memory of a block in bytes: its rows, and the heads that it computes at a time with a line of them.
+pub(crate) fn block_scratch<E: Element>(d: usize, head_dim: usize) -> [usize; 2] {
+    let columns = COLUMNS.max(head_dim);
+    let heads = ROWS * (columns + 2 * LANES) * size_of::<f32>() + columns * size_of::<E>();
+    [ROWS * d * size_of::<E>(), heads]
+}
+
 /// Rotation of queries and keys: the positions of the rows, and the table of angles.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {

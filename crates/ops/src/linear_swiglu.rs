@@ -27,6 +27,16 @@ const COLUMNS: usize = 18 * LANES;
 /// Minimum panels of a block that amortise the work done once per row.
 const WIDE: usize = 32;
 
+/// Scratch memory of a block in bytes: its rows, and the columns that it computes at a time.
+pub(crate) fn block_scratch<E: Element>(d: usize) -> [usize; 2] {
+    let forward_rows = FORWARD.map(|(rows, _)| rows)[0];
+    let portions = FORWARD.map(|(rows, size)| 2 * rows * (size + 2 * LANES));
+    let portion = portions[0].max(portions[1]).max(ROWS_BACKWARD * COLUMNS);
+    // In f32 the backward pass reads its rows in place.
+    let rows = if E::GROUP == 1 { forward_rows } else { ROWS_BACKWARD };
+    [rows * d * size_of::<E>(), portion * size_of::<f32>()]
+}
+
 /// Columns of some panels, in portions of at most `size`.
 fn portions(panels: Range<usize>, columns: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = (panels.end * LANES).min(columns);

@@ -11,7 +11,7 @@ use crate::{Buf, Ctx, Element, lanes, partition};
 
 /// Rows whose weight gradients are summed into one partial sum. Fixed, so that results do not depend on the thread
 /// count.
-const PARTIAL_ROWS: usize = 128;
+pub(crate) const PARTIAL_ROWS: usize = 128;
 
 /// `y = rms_norm(x) · w`; also writes each row's `rstd`, which the backward pass needs.
 ///

@@ -64,7 +64,7 @@ impl<E: Element> Packed<E> {
 
     /// Elements per panel.
     fn panel(&self) -> usize {
-        self.k.next_multiple_of(E::GROUP) * LANES
+        panel::<E>(self.k)
     }
 
     /// The weight in 8 bits, with one scale for each row: a quarter of the bytes of f32, half of those of bf16. A number is
@@ -106,6 +106,16 @@ impl<E: Element> Packed<E> {
             output: part.output,
         }
     }
+}
+
+/// Elements of a panel of rows of `k` numbers.
+fn panel<E: Element>(k: usize) -> usize {
+    k.next_multiple_of(E::GROUP) * LANES
+}
+
+/// Size of a packed weight `[n, k]` that is not quantized, in bytes: whole panels of whole words.
+pub fn packed_bytes<E: Element>(n: usize, k: usize) -> usize {
+    n.div_ceil(LANES) * panel::<E>(k) * size_of::<E>()
 }
 
 /// Packs the weight `w_nk` for [`linear`](crate::linear), rounded to the format `E`.

@@ -20,6 +20,18 @@ pub(crate) enum Workload {
     Grpo,
 }
 
+impl Workload {
+    /// Name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kernels => "kernels",
+            Self::Train => "train",
+            Self::Decode => "decode",
+            Self::Grpo => "grpo",
+        }
+    }
+}
+
 /// An instruction set of this processor.
 fn isa(name: &str) -> Result<Isa, String> {
     let all = Isa::available();

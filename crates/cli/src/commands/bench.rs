@@ -7,6 +7,7 @@ mod grpo;
 mod kernels;
 mod machine;
 mod measure;
+mod memory;
 mod report;
 mod scaling;
 mod scripts;
@@ -24,7 +25,6 @@ use rloom_ops::{Ctx, Isa, ceiling};
 use crate::arguments::{self, Format};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::progress::numbers::bytes;
 use machine::{Machine, Memory};
 use report::{Ceilings, Kernel, Measurement, Report, Traffic, WorkloadResult};
 use shape::{Shape, TrainBatch};
@@ -49,11 +49,15 @@ impl Bench<'_> {
     /// The model that is trained, with random weights.
     fn model(&self) -> Model {
         let config = &self.shape.config;
-        match self.lora {
-            Some(rank) => Model::init_frozen(config, 0)
-                .with_adapter(LoraConfig::new(rank, rank as f64, false, &LoraTarget::LAYER), 0),
+        match self.adapter() {
+            Some(adapter) => Model::init_frozen(config, 0).with_adapter(adapter, 0),
             None => Model::init(config, 0),
         }
+    }
+
+    /// The adapter that is trained.
+    fn adapter(&self) -> Option<LoraConfig> {
+        self.lora.map(|rank| LoraConfig::new(rank, rank as f64, false, &LoraTarget::LAYER))
     }
 
     /// Prints the progress of a workload.
@@ -75,7 +79,6 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
         shape.set_grpo(size)?;
     }
     let workloads = workloads(&arguments.workloads);
-    check_memory(&shape, &workloads, arguments.lora.is_some())?;
     let threads = threads(&arguments.threads);
     let (cores, most) = (machine::cores(), threads.iter().copied().max().unwrap_or(1));
     if most > cores {
@@ -100,6 +103,8 @@ pub(crate) fn run(arguments: &arguments::Bench, output: Output) -> Result<(), Fa
             info: &info,
         })
     };
+    // More threads take more scratch memory.
+    bench(most, 1)?.check_memory(&workloads, output)?;
     if let [threads] = threads[..] {
         let bench = bench(threads, arguments.rounds)?;
         let report = bench.measure(&workloads)?;
@@ -129,25 +134,6 @@ fn workloads(requested: &[arguments::Workload]) -> Vec<arguments::Workload> {
     all.into_iter().filter(|workload| requested.is_empty() || requested.contains(workload)).collect()
 }
 
-/// Rejects a model whose training state alone exceeds the free memory; the system would swap or kill the process.
-fn check_memory(shape: &Shape, workloads: &[arguments::Workload], has_adapter: bool) -> Result<(), Failure> {
-    use arguments::Workload::{Grpo, Train};
-    let trains = workloads.contains(&Train) || workloads.contains(&Grpo);
-    let needed =
-        if has_adapter { count::frozen_bytes(&shape.config) } else { count::training_bytes(&shape.config) };
-    let free = machine::free_memory();
-    match free {
-        Some(free) if trains && needed > free => Err(Failure::usage_text(format_args!(
-            "training shape {} needs more than {} of memory; {} are free",
-            shape.name,
-            bytes(needed),
-            bytes(free)
-        ))
-        .hint("use a smaller shape, or only measure `kernels` and `decode`, which need less")),
-        _ => Ok(()),
-    }
-}
-
 impl Bench<'_> {
     fn measure(&self, workloads: &[arguments::Workload]) -> Result<Report, Failure> {
         self.progress("ceilings", "arithmetic on registers, and memory bandwidth");
@@ -155,9 +141,10 @@ impl Bench<'_> {
         let mut report =
             Report { machine: Machine::of(&self.ctx), ceilings, workloads: Vec::new(), kernels: Vec::new() };
         for &workload in workloads {
+            let expected = self.expect(workload);
             let memory = Memory::watch();
             if let Some(measured) = self.workload(workload)? {
-                report.workloads.push(self.result(&ceilings, measured, memory));
+                report.workloads.push(self.result(&ceilings, measured, memory, expected));
             } else {
                 report.kernels = self.kernels(&ceilings);
             }
@@ -201,7 +188,13 @@ impl Bench<'_> {
     }
 
     /// Computes the rates of a workload, also as fractions of the ceilings.
-    fn result(&self, ceilings: &Ceilings, measured: Measurement, memory: Memory) -> WorkloadResult {
+    fn result(
+        &self,
+        ceilings: &Ceilings,
+        measured: Measurement,
+        memory: Memory,
+        expected: u64,
+    ) -> WorkloadResult {
         let dtype = self.shape.config.dtype;
         let (start_mib, peak_mib) = memory.end();
         let median = measure::median(&measured.rounds.seconds);
@@ -222,6 +215,7 @@ impl Bench<'_> {
             fraction_of_read: read,
             start_mib,
             peak_mib,
+            expected_mib: (expected as f64 / (1 << 20) as f64).round(),
             seconds: measured.rounds.seconds,
             phases: measured.rounds.phases,
         }

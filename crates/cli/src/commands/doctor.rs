@@ -119,7 +119,7 @@ fn memory() -> Finding {
 }
 
 /// Reads a value of `/proc/meminfo`, in bytes.
-pub(super) fn meminfo(key: &str) -> Option<u64> {
+pub(crate) fn meminfo(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;

@@ -19,6 +19,7 @@ use super::train::find_run;
 use crate::arguments::Plan;
 use crate::failure::Failure;
 use crate::output::{CYAN, Output};
+use crate::plan::Memory;
 use error::PlanError;
 use limits::Limit;
 use observe::Observed;
@@ -49,6 +50,9 @@ struct Findings<'a> {
     profile: &'a Profile,
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration: Option<FitQuality>,
+    /// Memory of this process by formula, if it trains the stage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
     /// The recipe as configured.
     configured: &'a Candidate,
     recommended: Option<Recommended<'a>>,
@@ -118,7 +122,9 @@ pub(crate) fn run(arguments: &Plan, output: Output) -> Result<(), Failure> {
         Some(own) => limits::of(&recipe, &profile, own, sweep_steps).map_err(PlanError::Sim)?,
         None => Vec::new(),
     };
+    let memory = crate::plan::Plan::memory_of(&config)?;
     let findings = Findings {
+        memory: memory.into_iter().find(|(name, _)| *name == recipe.stage).map(|(_, memory)| memory),
         stage: &recipe.stage,
         method: &recipe.method,
         profile: &profile,

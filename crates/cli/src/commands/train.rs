@@ -8,10 +8,11 @@ use rloom_store::checkpoint::BestScore;
 use serde_json::json;
 
 use crate::arguments::Train;
+use crate::commands::doctor::meminfo;
 use crate::failure::Failure;
 use crate::open_files;
 use crate::output::{BOLD, CYAN, Output, YELLOW};
-use crate::plan::Plan;
+use crate::plan::{Memory, Plan};
 use crate::progress::numbers::percent;
 use crate::progress::{Display, ProgressOutput};
 use crate::signals::{end_with_parent, stop_on_signals};
@@ -24,6 +25,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         let directory = find_run(run)?;
         let config = Config::load(&[directory.join("config.toml")], &arguments.overrides)?;
         warn_of_open_files(&config, output);
+        state_memory(&config, output)?;
         let options = ResumeOptions { accept_changed_data: arguments.accept_changed_data };
         if let Some(checkpoint) = &arguments.from {
             let config = named(config, arguments.run_name.as_deref(), output);
@@ -49,6 +51,7 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
         return dry_run(&config, output);
     }
     let config = named(config, arguments.run_name.as_deref(), output);
+    state_memory(&config, output)?;
     let directory = config.run_directory();
     run_with_progress(&directory, arguments, output, |progress, stop| {
         rloom_run::train(&config, progress, stop)
@@ -58,6 +61,26 @@ pub(crate) fn run(arguments: &Train, output: Output) -> Result<(), Failure> {
 fn warn_of_open_files(config: &Config, output: Output) {
     if let Some(warning) = open_files::raise_for(config) {
         output.info(&format!("{}: {warning}", output.paint(YELLOW, "warning")));
+    }
+}
+
+/// States the memory of the most demanding stage, and warns if it exceeds what is available.
+fn state_memory(config: &Config, output: Output) -> Result<(), Failure> {
+    let stages = Plan::memory_of(config)?;
+    let Some((_, largest)) = stages.iter().max_by_key(|(_, memory)| memory.total()) else {
+        return Ok(());
+    };
+    if !output.json {
+        largest.lines("memory").iter().for_each(|line| output.info(line));
+    }
+    warn_of_memory(largest, output);
+    Ok(())
+}
+
+/// Warns of memory that a stage needs and that is not available, and says what to change.
+fn warn_of_memory(largest: &Memory, output: Output) {
+    if let Some((reason, changes)) = meminfo("MemAvailable:").and_then(|free| largest.exceeds(free)) {
+        output.warn(&format!("{reason}\n  hint: {changes}"));
     }
 }
 
@@ -94,6 +117,10 @@ fn dry_run(config: &Config, output: Output) -> Result<(), Failure> {
         output.info(&format!("\n{}: {warning}", output.paint(YELLOW, "warning")));
     }
     output.info(&format!("\n{}", plan.text()));
+    let memory = plan.stages.iter().filter_map(|stage| stage.memory.as_ref());
+    if let Some(largest) = memory.max_by_key(|memory| memory.total()) {
+        warn_of_memory(largest, output);
+    }
     Ok(())
 }
 

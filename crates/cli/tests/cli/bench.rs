@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -66,6 +67,62 @@ fn masked(value: &mut Value, key: &str) {
         Value::Object(fields) => fields.iter_mut().for_each(|(key, value)| masked(value, key)),
         _ => (),
     }
+}
+
+/// The resident memory of training steps against the figure that is stated before them.
+#[test]
+fn a_training_step_takes_the_memory_that_is_stated() {
+    let sandbox = sandbox();
+    for dtype in ["f32", "bf16"] {
+        for setting in ["none", "attention", "block"] {
+            let arguments = [
+                "--shape",
+                "tiny",
+                "--batch",
+                "3x5000",
+                "--dtype",
+                dtype,
+                "--rounds",
+                "1",
+                "--threads",
+                "1",
+                "--activation-checkpointing",
+                setting,
+                "--json",
+            ];
+            let result = sandbox.run(&[&["bench", "train"], &arguments[..]].concat());
+            assert_eq!(result.code, Some(0), "{}", result.text());
+            let stated =
+                result.stderr.lines().find(|line| line.starts_with("train       needs up to ")).unwrap();
+            let report: Value = serde_json::from_str(&result.stdout).unwrap();
+            let work = &report["works"][0];
+            let mib = |key: &str| work[key].as_f64();
+            let (Some(start), Some(peak)) = (mib("start_mib"), mib("peak_mib")) else {
+                return; // Only Linux reports it.
+            };
+            let (taken, expected) = (peak - start, mib("expected_mib").unwrap());
+            assert!(stated.contains(&format!("{expected:.0} MiB")), "{stated}");
+            assert!(taken <= expected, "{dtype} {setting}: {taken} of {expected} MiB");
+            // Scratch memory is an upper limit for all operations.
+            assert!(expected < 1.15 * taken + 4.0, "{dtype} {setting}: {taken} of {expected} MiB");
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_warned_of() {
+    let sandbox = sandbox();
+    let mut command =
+        sandbox.command(&["bench", "train", "--shape", "tiny", "--batch", "4096x65536", "--rounds", "1"]);
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let warning = lines.find(|line| line.starts_with("warning: `train` needs up to ")).unwrap();
+    let hint = lines.next().unwrap();
+    // It is only the warning that is tested.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(warning.ends_with(" are free"), "{warning}");
+    assert!(hint.starts_with("  hint: `--activation-checkpointing block` takes less"), "{hint}");
 }
 
 #[test]

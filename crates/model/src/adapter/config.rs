@@ -141,6 +141,20 @@ impl LoraConfig {
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
+    /// Rank of the addition to each product, by [`Projection`]; 0 without one.
+    pub(crate) fn ranks(&self) -> [usize; 4] {
+        Projection::ALL.map(|projection| self.rank_of(Some(projection)))
+    }
+
+    /// Rank of the addition to the language head; 0 without one.
+    pub(crate) fn head_rank(&self) -> usize {
+        self.rank_of(None)
+    }
+
+    fn rank_of(&self, projection: Option<Projection>) -> usize {
+        self.rank * self.targets.iter().filter(|target| target.projection() == projection).count()
+    }
+
     /// Number of trained parameters of an adapter for a model.
     pub fn parameter_count(&self, c: &ModelConfig) -> u64 {
         let of = |target: &LoraTarget| {

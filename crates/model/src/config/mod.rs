@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::family::{Bias, Window};
-use crate::{ActivationCheckpointing, Dtype, Family};
+use crate::{Dtype, Family};
 
 pub use new_model::NewModel;
 pub use output_heads::OutputHeads;
@@ -160,29 +160,6 @@ impl ModelConfig {
     /// Cache size of the keys and values of one token, in bytes.
     pub fn kv_bytes_per_token(&self) -> u64 {
         (2 * self.layers * self.kv_heads * self.head_dim * self.dtype.bytes()) as u64
-    }
-
-    /// Memory for training per token of a micro-batch, in bytes: activations kept over all layers, plus the peak
-    /// temporary memory of one layer.
-    pub fn training_bytes_per_token(&self, checkpointing: ActivationCheckpointing) -> u64 {
-        let (d, f) = (self.hidden_size, self.intermediate_size);
-        let (he, ge) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let (wide, narrow) = (size_of::<f32>(), self.dtype.bytes());
-        let attention = (2 * he + 2 * ge) * narrow + self.heads * wide;
-        let mlp = d * wide + 2 * f * narrow;
-        let input = d * wide;
-        let (saved, recomputed) = match checkpointing {
-            ActivationCheckpointing::None => (input + attention + mlp, 0),
-            ActivationCheckpointing::Attention => (input + mlp, attention),
-            ActivationCheckpointing::Block => (input, attention + mlp),
-        };
-        // Temporary memory: the derivative of the residual stream; then those of queries, keys, values, attention
-        // result and projection output, or the feed-forward product, whose derivatives overwrite it; for both a
-        // normalised input and its derivative.
-        let norm = d * (wide + narrow);
-        let heads = (2 * he + 2 * ge) * wide + (he + 2 * ge) * narrow;
-        let temporary = d * wide + norm + heads.max(f * narrow);
-        (self.layers * saved + recomputed + temporary) as u64
     }
 
     /// Scaled rotary frequencies, `[E/2]`, in radians per position.

@@ -10,6 +10,7 @@ mod files;
 mod finite_differences;
 mod golden;
 mod lora;
+mod memory;
 mod optimizer;
 mod quantized;
 mod reference;

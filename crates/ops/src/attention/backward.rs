@@ -61,6 +61,11 @@ pub(super) fn scratch_floats<E: Element>(
     Sizes::new(Layout::of::<E>(shape.head_dim), piece.keys(), gradients).total()
 }
 
+/// [`scratch_floats`] of a piece with all keys of a segment and all gradients.
+pub(super) fn most_scratch_floats(layout: Layout, keys: usize) -> usize {
+    Sizes::of_keys(layout, keys, true, true).total()
+}
+
 /// Sizes of the parts of the scratch memory, in floats.
 struct Sizes {
     columns: usize,
@@ -74,10 +79,15 @@ struct Sizes {
 
 impl Sizes {
     fn new(layout: Layout, keys: usize, gradients: Gradients<'_>) -> Self {
-        let (blocks, sums) = (keys.div_ceil(BLOCK), gradients.dk_dv.is_some());
+        Self::of_keys(layout, keys, gradients.dq.is_some(), gradients.dk_dv.is_some())
+    }
+
+    /// With derivatives of queries, and sums of those of keys and values.
+    fn of_keys(layout: Layout, keys: usize, queries: bool, sums: bool) -> Self {
+        let blocks = keys.div_ceil(BLOCK);
         Self {
             columns: blocks * layout.columns(),
-            rows: if gradients.dq.is_some() { blocks * layout.rows() } else { 0 },
+            rows: if queries { blocks * layout.rows() } else { 0 },
             sums: if sums { blocks * BLOCK * layout.head_dim } else { 0 },
             along: MAX_ROWS * layout.row() + LANES,
             across: if sums && layout.group > 1 { MAX_ROWS / BLOCK * layout.rows() } else { 0 },

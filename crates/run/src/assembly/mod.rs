@@ -23,10 +23,9 @@ use rloom_algo::{Algorithm, Backbone};
 use rloom_config::{Config, Stage};
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::{
-    EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, lora_config, model_checkpointing, model_of,
-    publish_model, publish_packed,
+    EmbeddedRolloutEngine, EmbeddedTrainEngine, adapted, model_of, publish_model, publish_packed,
 };
-pub use rloom_embedded::{Prediction, SampleScratch, Sampler};
+pub use rloom_embedded::{Prediction, SampleScratch, Sampler, lora_config, model_checkpointing};
 use rloom_engine::sizing::CacheShape;
 use rloom_engine::{
     ActivationCheckpointing, LoraSettings, PublishedPolicy, PublishedWeights, RolloutCapabilities,

@@ -6,7 +6,7 @@
 //! values of prompt tokens before the last one. Not counted: recomputation (scores and logits in the backward pass,
 //! activation checkpointing), elementwise operations, and the optimiser.
 
-use rloom_model::{ActivationCheckpointing, Dtype, ModelConfig};
+use rloom_model::{ActivationCheckpointing, ModelConfig};
 
 use super::shape::{DecodeBatch, GrpoBatch, TrainBatch};
 
@@ -127,23 +127,6 @@ pub(super) fn pairs(n: usize, window: Option<usize>) -> usize {
     growing * (growing + 1) / 2 + (n - growing) * growing
 }
 
-/// Bytes of frozen weights: packed, with the embedding in f32, and in f32 in rows.
-pub(super) fn frozen_bytes(config: &ModelConfig) -> u64 {
-    let packed = config.parameter_count() * config.dtype.bytes() as u64;
-    let rows = match config.dtype {
-        Dtype::F32 => config.parameter_count(),
-        Dtype::Bf16 => (config.vocab_size * config.hidden_size) as u64,
-    };
-    packed + rows * size_of::<f32>() as u64
-}
-
-/// Memory of the training state in bytes, independent of the batch: master weights, gradients, two moments and packed
-/// weights.
-pub(super) fn training_bytes(config: &ModelConfig) -> u64 {
-    let each = 4 * size_of::<f32>() + if config.dtype == Dtype::F32 { 4 } else { 2 };
-    config.parameter_count() * each as u64
-}
-
 /// Bytes that a training step moves if nothing stays in the caches: each weight in the forward pass (packed) and in the
 /// backward pass (in rows), its gradient (written, read and cleared), the optimizer's state (read and written), the packed
 /// weight that it writes, and the activations that the forward pass keeps for the backward pass.
@@ -167,6 +150,8 @@ pub(super) fn grpo_traffic(config: &ModelConfig, batch: GrpoBatch) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use rloom_model::Dtype;
+
     use super::super::shape::Shape;
     use super::*;
 

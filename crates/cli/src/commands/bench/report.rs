@@ -52,6 +52,8 @@ pub(super) struct WorkloadResult {
     /// it.
     pub(super) start_mib: Option<f64>,
     pub(super) peak_mib: Option<f64>,
+    /// Upper limit of the difference of the two by formula, as stated before the workload.
+    pub(super) expected_mib: f64,
     pub(super) phases: Vec<Phase>,
 }
 

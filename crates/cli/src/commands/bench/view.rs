@@ -88,9 +88,10 @@ fn details(work: &WorkloadResult) -> Vec<String> {
     }
     if let (Some(start), Some(peak)) = (work.start_mib, work.peak_mib) {
         lines.push(format!(
-            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start",
+            "  memory      {:.0} MiB at the peak, {:.0} MiB above the start, at most {:.0} MiB by formula",
             peak,
-            peak - start
+            peak - start,
+            work.expected_mib
         ));
     }
     let median = median(&work.seconds);

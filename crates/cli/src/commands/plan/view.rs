@@ -80,6 +80,7 @@ fn head(findings: &Findings<'_>, recipe: &Recipe, devices: u32) -> Vec<String> {
             tokens(work.turn_tokens.quantile(0.99))
         ),
     ];
+    lines.extend(findings.memory.iter().flat_map(|memory| memory.lines("memory")));
     lines.extend(findings.calibration.map(fit));
     lines
 }

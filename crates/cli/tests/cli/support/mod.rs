@@ -72,6 +72,18 @@ impl Finished {
     }
 }
 
+/// The text without the figures of its lines about memory, which depend on the caches and the threads of the machine.
+pub(crate) fn without_memory(text: &str) -> String {
+    let is_memory = |line: &str| line.trim_start().starts_with("memory ") || line.contains("a sequence of");
+    let figure = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) || word.contains("iB");
+    let hidden = |line: &str| {
+        let words = line.split(' ').map(|word| if figure(word) { "#" } else { word });
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let lines = text.split('\n').map(|line| if is_memory(line) { hidden(line) } else { line.to_owned() });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// Compares with the snapshot `name`, independent of the name of the test.
 pub(crate) fn snapshot(name: &str, text: &str) {
     insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../../snapshots" }, {
