@@ -128,7 +128,9 @@ impl Ctx {
         let workers = match threads {
             0 => return Err(OpsError::NoThreads),
             1 => Workers::Caller,
-            _ => Workers::Team(Team::new(threads - 1).map_err(|source| OpsError::Threads { threads, source })?),
+            _ => {
+                Workers::Team(Team::new(threads - 1).map_err(|source| OpsError::Threads { threads, source })?)
+            }
         };
         Ok(Self::from_parts(workers, threads, level))
     }

@@ -31,8 +31,7 @@ pub(super) fn forward<E: Element>(
     let AttentionShape { kv_heads, head_dim: e, .. } = cache.shape;
     let group = cache.shape.group();
     // Pointers to queries and keys are not shared by threads.
-    let token =
-        |i: usize| Token { next: None, ..cached::token(cache, rows, i / kv_heads, i % kv_heads, q) };
+    let token = |i: usize| Token { next: None, ..cached::token(cache, rows, i / kv_heads, i % kv_heads, q) };
     let tokens = rows.len() * kv_heads;
     let keys = (0..tokens).map(|i| token(i).keys).max().unwrap_or(0);
     let (stride, heads) = (tile::size(keys, 0).1, tokens * group);

@@ -139,7 +139,13 @@ fn chunked(family: &[View], shape: AttentionShape, size: usize) -> Vec<Visit> {
     family
         .iter()
         .flat_map(|&view| {
-            chunks(view.own(), size).map(move |c| Visit { view, shape, new: c.start, keys: 0..c.end, queries: c })
+            chunks(view.own(), size).map(move |c| Visit {
+                view,
+                shape,
+                new: c.start,
+                keys: 0..c.end,
+                queries: c,
+            })
         })
         .collect()
 }

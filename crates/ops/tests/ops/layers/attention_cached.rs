@@ -141,7 +141,8 @@ fn check_last_tokens<E: Element>(serial: &Ctx, case: &Case, jobs: usize) {
     let (wide, width) = (case.shape.heads * case.shape.head_dim, case.shape.kv_heads * case.shape.head_dim);
     let mut cache = nan_cache(serial, blocks, case);
     let slot = |s: usize, t: usize| tables[s][t / KV_BLOCK] * KV_BLOCK as u32 + (t % KV_BLOCK) as u32;
-    let slots: Vec<u32> = lengths.iter().enumerate().flat_map(|(s, &n)| (0..n).map(move |t| slot(s, t))).collect();
+    let slots: Vec<u32> =
+        lengths.iter().enumerate().flat_map(|(s, &n)| (0..n).map(move |t| slot(s, t))).collect();
     assert_eq!(slots.len() * width, case.k.len());
     kv_write(serial, &mut cache, &narrow::<E>(&case.k), &narrow::<E>(&case.v), &slots);
     let last: Vec<usize> = case.seq_starts[1..].iter().map(|end| end - 1).collect();
@@ -159,7 +160,11 @@ fn check_last_tokens<E: Element>(serial: &Ctx, case: &Case, jobs: usize) {
     let eight = serial.simulating(8, || 0.0);
     assert!(of(&eight) == expected, "{what}, divided for eight");
     let simulated = eight.take_simulated();
-    assert_eq!(simulated.iter().map(|(_, operation)| operation.jobs).sum::<usize>(), jobs, "{what}: {simulated:?}");
+    assert_eq!(
+        simulated.iter().map(|(_, operation)| operation.jobs).sum::<usize>(),
+        jobs,
+        "{what}: {simulated:?}"
+    );
 }
 
 /// Panics unless all instruction sets give the bits of training on the fastest one, in both formats and all orders.

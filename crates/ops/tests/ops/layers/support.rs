@@ -52,7 +52,8 @@ pub(crate) fn wide(x: &[f32]) -> Vec<f64> {
 /// Every instruction set of this machine, on one, two and three threads.
 pub(crate) fn contexts() -> Vec<Ctx> {
     let threads = [1, 2, 3];
-    let of_isas = Isa::available().into_iter().flat_map(|isa| threads.map(|n| Ctx::with_isa(n, isa).unwrap()));
+    let of_isas =
+        Isa::available().into_iter().flat_map(|isa| threads.map(|n| Ctx::with_isa(n, isa).unwrap()));
     of_isas.chain([Ctx::simulated(64, || 0.0)]).collect()
 }
 
