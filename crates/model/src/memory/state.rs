@@ -176,7 +176,7 @@ mod tests {
             for tie_embeddings in [false, true] {
                 for dtype in [Dtype::F32, Dtype::Bf16] {
                     let new: NewModel = serde_json::from_value(serde_json::json!({
-                        "family": family, "layers": 3, "hidden_size": 80, "heads": 4, "kv_heads": 2, "head_dim": 17,
+                        "family": family, "layers": 3, "hidden_size": 80, "heads": 4, "kv_heads": 2, "head_dim": 18,
                         "intermediate_size": 61, "max_positions": 64, "tie_embeddings": tie_embeddings,
                     }))
                     .unwrap();
