@@ -18,6 +18,7 @@ use rloom_model::{
 use rloom_ops::{Ctx, HeadOutput, HeadRequest, KV_BLOCK, Simulated};
 
 type Error = Box<dyn std::error::Error>;
+type Step = dyn FnMut(&Ctx) -> Result<(), Error>;
 
 /// Seconds from the start of a job until other threads take part, while they wait for it.
 const JOB_COST: f64 = 2e-6;
@@ -91,7 +92,11 @@ fn report(threads: usize, elapsed: f64, mut jobs: Vec<(String, Simulated)>) {
 }
 
 /// Returns a function that executes a training step.
-fn training(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut(&Ctx) -> Result<(), Error> {
+fn training(
+    config: &ModelConfig,
+    sequences: usize,
+    length: usize,
+) -> impl FnMut(&Ctx) -> Result<(), Error> + use<> {
     let tokens: Vec<u32> = (0..sequences * length).map(|i| (i * 7919 % config.vocab_size) as u32).collect();
     let seq_starts: Vec<usize> = (0..=sequences).map(|s| s * length).collect();
     let scored: Vec<u32> =
@@ -104,7 +109,7 @@ fn training(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut
         let batch = PackedTokens { tokens: &tokens, seq_starts: &seq_starts, parents: &[] };
         let rows = ScoreRows { rows: &scored, inv_temperature: &ones };
         let by = ScoreGrads { d_logprob: &ones, d_entropy: &zeros, ..ScoreGrads::default() };
-        let forward = model.forward(ctx, &batch, &rows, ActivationCheckpointing::None.into())?;
+        let forward = model.forward(ctx, &batch, &rows, ActivationCheckpointing::None)?;
         model.backward(ctx, forward, &by, &mut gradients)?;
         optimizer.step(ctx, &mut model, &gradients, 1e-4)?;
         gradients.zero(ctx);
@@ -113,7 +118,11 @@ fn training(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut
 }
 
 /// Returns a function that executes a step of decoding.
-fn decoding(config: &ModelConfig, sequences: usize, length: usize) -> impl FnMut(&Ctx) -> Result<(), Error> {
+fn decoding(
+    config: &ModelConfig,
+    sequences: usize,
+    length: usize,
+) -> impl FnMut(&Ctx) -> Result<(), Error> + use<> {
     let per_sequence = length.div_ceil(KV_BLOCK) as u32;
     let tables: Vec<Vec<u32>> =
         (0..sequences as u32).map(|s| (s * per_sequence..(s + 1) * per_sequence).collect()).collect();
@@ -135,7 +144,7 @@ fn main() -> Result<(), Error> {
         return Err("five arguments: S|M train|decode SEQUENCES TOKENS THREADS,…".into());
     };
     let (config, sequences, length) = (config(shape)?, sequences.parse()?, length.parse()?);
-    let mut step: Box<dyn FnMut(&Ctx) -> Result<(), Error>> = match &**workload {
+    let mut step: Box<Step> = match &**workload {
         "train" => Box::new(training(&config, sequences, length)),
         "decode" => Box::new(decoding(&config, sequences, length)),
         _ => return Err("the workload is train or decode".into()),

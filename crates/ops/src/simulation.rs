@@ -26,9 +26,11 @@ pub struct Simulated {
 #[derive(Debug)]
 pub(crate) struct Simulation {
     clock: fn() -> f64,
-    /// Durations of the pieces of each job, by the place in the source that starts it, as file and line.
-    jobs: Mutex<BTreeMap<(&'static str, u32), Vec<Vec<f64>>>>,
+    jobs: Mutex<Jobs>,
 }
+
+/// Durations of the pieces of each job, by the place in the source that starts it, as file and line.
+type Jobs = BTreeMap<(&'static str, u32), Vec<Vec<f64>>>;
 
 impl Simulation {
     pub(crate) fn new(clock: fn() -> f64) -> Self {
