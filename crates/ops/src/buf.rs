@@ -20,7 +20,7 @@ const LARGE: usize = 4 << 20;
 /// Huge page size of Linux on x86-64 and most other architectures: one TLB entry covers 512 times as much memory.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Memory that a [`Buf`] of so many bytes takes once all of it is used: whole huge pages, if it is mapped.
+/// Memory that a [`Buf`] of this many bytes occupies once all of it is used: whole huge pages, if it is mapped.
 pub fn mapped_bytes(bytes: u64) -> u64 {
     if bytes >= LARGE as u64 { bytes.next_multiple_of(HUGE_PAGE as u64) } else { bytes }
 }
