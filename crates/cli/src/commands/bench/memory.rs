@@ -11,6 +11,10 @@ use crate::memory::{Rollouts, Sequences, Trained};
 use crate::output::Output;
 use crate::progress::numbers::bytes;
 
+/// Pages of the program that a workload reads for the first time, and its small allocations: about half of this on x86-64 with each
+/// instruction set.
+const PROGRAM: u64 = 2 << 20;
+
 impl Bench<'_> {
     /// Rejects a model whose training state alone exceeds the free memory, since the system would swap or kill the process, and
     /// warns if the activations or the cache may.
@@ -51,10 +55,10 @@ impl Bench<'_> {
         needed
     }
 
-    /// Memory that a workload takes at most, besides the program, in bytes; 0 for the kernels.
+    /// Memory that a workload adds at most to that of the program at its start, in bytes; 0 for the kernels, which state none.
     fn memory(&self, workload: Workload) -> u64 {
-        match workload {
-            Workload::Kernels => 0,
+        let buffers = match workload {
+            Workload::Kernels => return 0,
             Workload::Train => {
                 let TrainBatch { sequences, length } = self.shape.train;
                 self.state(length) + self.step(sequences * length, length)
@@ -68,7 +72,8 @@ impl Bench<'_> {
                 let rollouts = self.rollouts(&RolloutSettings::default(), sequences);
                 self.state(prompt + new) + self.step(tokens, prompt + new) + rollouts
             }
-        }
+        };
+        buffers + PROGRAM
     }
 
     /// What reduces the memory of a workload.
