@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use crate::caches::Caches;
 use crate::gemm_copy::left_room;
+use crate::gemm_distance::CHOICE;
 use crate::gemm_kernel::{Block, Cells, Source, multiply};
 use crate::gemm_tile::WIDEST;
 use crate::isa::Bf16Products;
@@ -276,6 +277,8 @@ impl Product<'_> {
         let packs = self.group == 1 && rows.len() > 2 && small_tiles;
         let copied = packs || self.a.step != 1 || !matches!(a, Source::Words(_));
         let left = if copied { left_room(rows.len(), room_steps * floats) } else { 0 };
+        let streamed = if one_pass { panels.len() * b_panel * size_of::<f32>() } else { 0 };
+        let (distance, trial) = CHOICE.begin(streamed);
         ctx.with_scratch(spill_len + right + left, |scratch| {
             // SAFETY: `check` has compared the shape with all operands, the scratch memory has the length of its three
             // parts, and the caller guarantees C.
@@ -315,10 +318,14 @@ impl Product<'_> {
                     max_steps,
                     right: if right > 0 { scratch.add(spill_len) } else { std::ptr::null_mut() },
                     left: if left > 0 { scratch.add(spill_len + right) } else { std::ptr::null_mut() },
+                    distance,
                 };
                 multiply(ctx.level(), self.group, &block);
             }
         });
+        if let Some(trial) = trial {
+            trial.end();
+        }
     }
 
     /// A in the form that the kernel reads, and the stride of its rows. `copied` if it cannot read words.

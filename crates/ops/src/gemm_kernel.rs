@@ -14,6 +14,7 @@ use std::ops::Range;
 use crate::gemm::{Pieces, piece};
 use crate::gemm_amx::{SoftwareUnit, Tiles};
 use crate::gemm_copy::{copy_left, copy_right, left_layout};
+use crate::gemm_distance::Distance;
 use crate::gemm_left;
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
 use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
@@ -148,6 +149,8 @@ pub(crate) struct Block {
     /// Scratch for one pass over [`WIDEST`](crate::gemm_tile::WIDEST) panels of B, if B is not in padded panels; or
     /// null.
     pub(crate) right: *mut f32,
+    /// Distance at which B is prefetched if few tiles stream it.
+    pub(crate) distance: Distance,
 }
 
 /// One pass over part of a block's reduced dimension.
@@ -380,7 +383,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 to_row: 0,
                 finish: Finish::Store,
                 prefetch: [Prefetch::NONE; 4],
-                stream: stream(pass, panels.end),
+                stream: stream(pass, &panels),
             };
             let (mut tiles, mut parts) =
                 (Pieces::of(block.m, pass.tiles), Pieces::of(pass.steps, pass.tiles));

@@ -2,8 +2,8 @@
 //!
 //! A tile is bound by arithmetic and copying is bound by memory, so the next rows of A, the next panels of B and the
 //! results are prefetched during a tile. Prefetching everything at once would stall the tile, since a core has few
-//! outstanding cache misses; the tile's kernel therefore prefetches one line per step. A tile that is the only user of
-//! its panels is bound by their memory bandwidth instead: it prefetches these shortly before use ([`Stream`]).
+//! outstanding cache misses; the tile's kernel therefore prefetches one line per step. Tiles that are too few to prefetch all
+//! lines of the next panels in their steps are bound by memory bandwidth instead: they prefetch their own ([`Stream`]).
 //! Prefetching never changes a result, and addresses past the end of an operand are harmless.
 
 use std::ops::Range;
@@ -19,9 +19,6 @@ pub(crate) const LINE: usize = 64;
 pub(crate) const CHUNK: usize = 32;
 /// Steps of a tile below which computing an [`Prefetch`] costs more than it saves.
 pub(crate) const FEW_STEPS: usize = 32;
-/// Prefetch distance in steps for a tile that is the only user of B. At larger distances (a dozen lines for three
-/// panels) the core runs out of outstanding misses: measured for 1 to 8 rows, at 2 to 64 steps.
-const STREAM_DISTANCE: usize = 4;
 
 /// Index of the part of B among the memory that a tile prefetches.
 pub(crate) const OPERAND: usize = 3;
@@ -63,7 +60,7 @@ impl Prefetch {
     }
 }
 
-/// Line-by-line prefetch of B, for a tile that is the only user of B in its block. (Not used by AMX tiles.)
+/// Line-by-line prefetch of B, for tiles that are its only users, or nearly. (Not used by AMX tiles.)
 #[derive(Clone, Copy)]
 pub(crate) struct Stream {
     /// Prefetch distance in steps.
@@ -158,13 +155,15 @@ fn packed(pass: &Pass<'_>) -> Option<*const f32> {
     }
 }
 
-/// Line-by-line prefetch of B by a pass's only tile of the panels before `panel`.
+/// Line-by-line prefetch of some panels of B by each tile, if the tiles of a pass have fewer steps than the next panels have
+/// lines, or if there is only one.
 #[inline(always)]
-pub(crate) fn stream(pass: &Pass<'_>, panel: usize) -> Option<Stream> {
-    let b = packed(pass).filter(|_| pass.tiles == 1 && !pass.copies_right)?;
+pub(crate) fn stream(pass: &Pass<'_>, panels: &Range<usize>) -> Option<Stream> {
+    let few = pass.tiles < panels.len().max(2);
+    let b = packed(pass).filter(|_| few && !pass.copies_right)?;
     Some(Stream {
-        distance: STREAM_DISTANCE.min(pass.steps),
-        next: b.wrapping_add(panel * pass.block.b_panel),
+        distance: pass.block.distance.steps(panels.len()).min(pass.steps),
+        next: b.wrapping_add(panels.end * pass.block.b_panel),
     })
 }
 
@@ -216,6 +215,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::gemm_distance::Distance;
     use crate::gemm_kernel::Block;
 
     const BASE: usize = 1 << 20;
@@ -244,6 +244,7 @@ mod tests {
             max_steps: 128,
             left: none,
             right: none,
+            distance: Distance::Near,
         }
     }
 
@@ -348,18 +349,20 @@ mod tests {
     }
 
     #[test]
-    fn the_only_tile_of_its_panels_streams_b() {
+    fn few_tiles_stream_b() {
         let block = packed(8);
-        let stream_of = stream(&second(&block, 1), 3).unwrap();
-        assert_eq!(
-            (stream_of.distance, stream_of.next.addr()),
-            (STREAM_DISTANCE, BASE + (3 * 256 + 128) * LINE)
-        );
-        let short = Pass { steps: 2, ..second(&block, 1) };
-        assert_eq!(stream(&short, 3).unwrap().distance, 2);
-        // Not if other tiles reuse B, and not if B is copied.
-        assert!(stream(&second(&block, 2), 3).is_none());
-        let copied = Pass { copies_right: true, ..second(&block, 1) };
-        assert!(stream(&copied, 3).is_none());
+        let of = |tiles: usize, panels: Range<usize>| stream(&second(&block, tiles), &panels);
+        let only = of(1, 0..3).unwrap();
+        assert_eq!((only.distance, only.next.addr()), (4, BASE + (3 * 256 + 128) * LINE));
+        // One line per step of two tiles is less than three panels, of three tiles as much.
+        assert!(of(2, 0..3).is_some() && of(3, 0..3).is_none());
+        assert!(of(1, 0..1).is_some() && of(2, 0..1).is_none());
+        let far = Block { distance: Distance::Far, ..block };
+        assert_eq!(stream(&second(&far, 1), &(0..3)).unwrap().distance, 32);
+        // Not beyond the steps of the pass, and not if B is copied.
+        let short = Pass { steps: 2, ..second(&far, 1) };
+        assert_eq!(stream(&short, &(0..3)).unwrap().distance, 2);
+        let copied = Pass { copies_right: true, ..second(&far, 1) };
+        assert!(stream(&copied, &(0..3)).is_none());
     }
 }

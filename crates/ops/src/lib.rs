@@ -57,6 +57,7 @@ mod error;
 mod gemm;
 mod gemm_amx;
 mod gemm_copy;
+mod gemm_distance;
 mod gemm_kernel;
 mod gemm_left;
 mod gemm_prefetch;
