@@ -2,7 +2,7 @@
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -14,8 +14,12 @@ def machine() -> str:
     """Returns the number of cores and the processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in fields:
+        return f"{os.cpu_count()} cores of {platform.machine()}"
+    # Virtual machines may hide the model behind a general name.
+    numbers = f"family {fields['cpu family']}, model {fields['model']}" if "cpu family" in fields else ""
+    return f"{os.cpu_count()} cores of {fields['model name']}{f' ({numbers})' if numbers else ''}"
 
 
 def rate(found: dict) -> float | None:
@@ -152,7 +156,7 @@ def floors(results: dict) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     measured = found_in(results, "ceilings")
-    for comparison in (c for c in COMPARISONS if c.kind == "speed" and c.own == "RLoom"):
+    for comparison in (c for c in with_targets(results) if c.kind == "speed" and c.own == "RLoom"):
         programs = results.get(comparison.workload, {})
         own, peer = best(programs, ("RLoom",)), best(programs, comparison.peers)
         if own is None or peer is None:
@@ -171,8 +175,14 @@ def floors(results: dict) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
+def with_targets(results: dict) -> list:
+    """Returns the comparisons of the measured workloads with the targets of the instruction set that was measured."""
+    path = next(iter(found_in(results, "machine")), {}).get("isa", "")
+    return [replace(c, target=c.target_on(path)) for c in COMPARISONS if c.workload in results]
+
+
 def results_of(results: dict) -> list:
-    return [result_of(comparison, results) for comparison in COMPARISONS if comparison.workload in results]
+    return [result_of(comparison, results) for comparison in with_targets(results)]
 
 
 def label(comparison: Comparison) -> str:
@@ -271,7 +281,7 @@ To reproduce: `cargo build --release`, then `python3 bench/compare.py` on an oth
 
 TARGETS = """# Performance targets
 
-Written by `bench/compare.py`: the target ratios of development, and the last measurement
+Written by `bench/compare.py`: the target ratios of development on the measured instruction set, and the last measurement
 ([results](../docs/performance.md)).
 
 {targets}

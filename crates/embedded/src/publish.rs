@@ -1,6 +1,6 @@
 //! Publication of a model within this process.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rloom_core::{PolicyId, PolicyVersion};
 use rloom_engine::{InProcessWeights, PublishedPolicy, PublishedWeights, WeightDigest};
@@ -10,12 +10,12 @@ use rloom_ops::Ctx;
 /// Publishes a model to rollout engines of this process. Nothing is copied: its owner may write in place again once all
 /// other handles are gone ([`Arc::get_mut`]), or to a copy ([`Arc::make_mut`]).
 pub fn publish_model(policy: PolicyId, version: PolicyVersion, model: &Arc<Model>) -> PublishedPolicy {
-    publish_with_digest(policy, version, digest(model), model)
+    publish_with_digest(policy, version, digest(&Ctx::serial(), model), model)
 }
 
 /// Publishes what sampling reads of a model: its packed weights.
 pub fn publish_packed(policy: PolicyId, version: PolicyVersion, ctx: &Ctx, model: &Model) -> PublishedPolicy {
-    publish_with_digest(policy, version, digest(model), &Arc::new(model.packed_only(ctx)))
+    publish_with_digest(policy, version, digest(ctx, model), &Arc::new(model.packed_only(ctx)))
 }
 
 /// Publishes a model whose digest is known.
@@ -37,16 +37,31 @@ pub fn model_of(published: &PublishedPolicy) -> Option<Arc<Model>> {
     }
 }
 
+/// Values that a thread digests at a time.
+const PIECE: usize = 1 << 18;
+
 /// Digest of the parameters that are trained: equal weights have equal digests.
-pub fn digest(model: &Model) -> u64 {
+pub fn digest(ctx: &Ctx, model: &Model) -> u64 {
     if let Some(digest) = model.frozen_digest() {
         return digest;
     }
-    let mut digest = WeightDigest::default();
-    for (_, values) in model.trained_tensors() {
-        digest.update(values);
+    let pieces: Vec<&[f32]> = model.trained_tensors().flat_map(|(_, values)| values.chunks(PIECE)).collect();
+    let digests: Vec<OnceLock<WeightDigest>> = pieces.iter().map(|_| OnceLock::new()).collect();
+    let of = |i: usize| {
+        *digests[i].get_or_init(|| {
+            let mut digest = WeightDigest::default();
+            digest.update(pieces[i]);
+            digest
+        })
+    };
+    ctx.parallel_for(pieces.len(), |i| {
+        of(i);
+    });
+    let mut whole = WeightDigest::default();
+    for (i, piece) in pieces.iter().enumerate() {
+        whole.append(of(i), size_of_val(*piece));
     }
-    digest.value()
+    whole.value()
 }
 
 #[cfg(test)]
@@ -55,6 +70,22 @@ mod tests {
     use rloom_model::{Family, NewModel};
 
     use super::*;
+
+    #[test]
+    fn pieces_on_several_threads_give_the_digest_of_the_whole() {
+        let new: NewModel = serde_json::from_value(serde_json::json!({
+            "family": "llama", "layers": 1, "hidden_size": 64, "heads": 2, "intermediate_size": 96, "max_positions": 16,
+            "tie_embeddings": true,
+        }))
+        .unwrap();
+        // The embedding is two pieces and a part of one.
+        let model = Model::init(&new.config(2 * PIECE / 64 + 100).unwrap(), 1);
+        let mut whole = WeightDigest::default();
+        model.trained_tensors().for_each(|(_, values)| whole.update(values));
+        for threads in [1, 3] {
+            assert_eq!(digest(&Ctx::new(threads).unwrap(), &model), whole.value());
+        }
+    }
 
     /// An engine that does not know the model's layout sorts its tensors by name.
     #[test]

@@ -1,5 +1,7 @@
 //! Digest of a policy's parameters, equal on every engine.
 
+use zerocopy::IntoBytes as _;
+
 /// CRC-32C of the parameters' little-endian f32 bytes, tensor after tensor in [`digest_order`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WeightDigest {
@@ -9,18 +11,20 @@ pub struct WeightDigest {
 impl WeightDigest {
     /// Adds values of the next tensor.
     pub fn update(&mut self, values: &[f32]) {
-        let mut bytes = [0u8; 4096];
-        for chunk in values.chunks(bytes.len() / 4) {
-            for (to, value) in bytes.chunks_exact_mut(4).zip(chunk) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-            self.update_bytes(&bytes[..chunk.len() * 4]);
+        if cfg!(target_endian = "little") {
+            return self.update_bytes(values.as_bytes());
         }
+        values.iter().for_each(|value| self.update_bytes(&value.to_le_bytes()));
     }
 
     /// Adds values of the next tensor as little-endian bytes.
     pub fn update_bytes(&mut self, bytes: &[u8]) {
         self.crc = crc32c::crc32c_append(self.crc, bytes);
+    }
+
+    /// Adds values whose own digest is `next`, and which are this many bytes: pieces can be digested on several threads.
+    pub fn append(&mut self, next: Self, bytes: usize) {
+        self.crc = crc32c::crc32c_combine(self.crc, next.crc, bytes);
     }
 
     /// Digest of the values so far.
@@ -102,6 +106,13 @@ mod tests {
         let bytes: Vec<u8> = values[1025..].iter().flat_map(|value| value.to_le_bytes()).collect();
         pieces.update_bytes(&bytes);
         assert_eq!(whole.value(), pieces.value());
+        let mut appended = WeightDigest::default();
+        for piece in [&values[..7], &[], &values[7..2000], &values[2000..]] {
+            let mut next = WeightDigest::default();
+            next.update(piece);
+            appended.append(next, size_of_val(piece));
+        }
+        assert_eq!(whole.value(), appended.value());
         // CRC-32C of "123456789", the check value of its definition.
         let mut check = WeightDigest::default();
         check.update_bytes(b"123456789");

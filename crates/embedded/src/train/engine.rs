@@ -506,12 +506,12 @@ impl TrainEngine for EmbeddedTrainEngine {
     }
 
     fn digest(&mut self) -> Result<u64, TrainError> {
-        let policy = &self.policy;
-        Ok(*self.digest.get_or_insert_with(|| digest(policy)))
+        let (ctx, policy) = (&self.ctx, &self.policy);
+        Ok(*self.digest.get_or_insert_with(|| digest(ctx, policy)))
     }
 
     fn reference_digest(&mut self) -> Result<u64, TrainError> {
-        self.reference.as_deref().map(digest).ok_or(TrainError::NoReference)
+        self.reference.as_deref().map(|reference| digest(&self.ctx, reference)).ok_or(TrainError::NoReference)
     }
 
     fn sync_reference(&mut self, mixup: f64) -> Result<(), TrainError> {

@@ -4,6 +4,7 @@ use rloom_core::{PolicyId, PolicyVersion};
 use rloom_embedded::digest;
 use rloom_engine::{Form, PublishedWeights, TrainEngine};
 use rloom_model::Model;
+use rloom_ops::Ctx;
 
 use crate::train::support::{engine, model};
 
@@ -13,7 +14,7 @@ fn a_folder_holds_the_published_weights_until_it_is_dropped() {
     let mut engine = engine(1).with_policy_id(PolicyId(2)).with_publications_in(parent.path());
     let published = engine.publish(PolicyVersion(5), Form::Folder).unwrap();
     assert_eq!((published.policy, published.version), (PolicyId(2), PolicyVersion(5)));
-    assert_eq!(published.digest, digest(&model()));
+    assert_eq!(published.digest, digest(&Ctx::serial(), &model()));
     let PublishedWeights::Folder(folder) = &published.weights else { unreachable!() };
     let path = folder.path().to_owned();
     assert_eq!(path, parent.path().join("policy-2-version-5"));

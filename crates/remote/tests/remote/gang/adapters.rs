@@ -143,7 +143,7 @@ fn agree_below_values(ranks: usize) {
         gang.save(&at("ranks")).unwrap();
         let stored = opened(heads, &at("ranks"));
         assert_eq!(stored.lora(), Some(&lora_config(&lora())), "{name}");
-        assert_eq!(rloom_embedded::digest(&stored), gang.digest().unwrap(), "{name}");
+        assert_eq!(rloom_embedded::digest(&Ctx::serial(), &stored), gang.digest().unwrap(), "{name}");
         let settings = |engine: &str, file: &str| -> serde_json::Value {
             serde_json::from_slice(&std::fs::read(at(engine).join(file)).unwrap()).unwrap()
         };
@@ -195,11 +195,11 @@ fn adapters_move_between_engines_and_ranks() {
     assert_eq!(stored.lora(), Some(&lora_config(&lora())));
     assert_eq!(Model::base_of(&checkpoint).unwrap(), Some(base));
     let digest = gang.digest().unwrap();
-    assert_eq!(rloom_embedded::digest(&stored), digest);
+    assert_eq!(rloom_embedded::digest(&Ctx::serial(), &stored), digest);
     let published = gang.publish(PolicyVersion(2), Form::Adapter).unwrap();
     let PublishedWeights::Adapter(of_publication) = &published.weights else { unreachable!() };
     let read = Model::load(of_publication.path()).unwrap();
-    assert_eq!((published.digest, rloom_embedded::digest(&read)), (digest, digest));
+    assert_eq!((published.digest, rloom_embedded::digest(&Ctx::serial(), &read)), (digest, digest));
 
     train(&mut gang, 2..4);
     let (end, uninterrupted) = (gang.digest().unwrap(), weights(&mut gang, PolicyHeads::Policy));

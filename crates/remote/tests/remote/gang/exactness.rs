@@ -434,7 +434,10 @@ fn runs_move_between_the_engines() {
     continues(&mut gang, &expected, &checkpoint);
     let published = gang.publish(PolicyVersion(4), Form::Folder).unwrap();
     let PublishedWeights::Folder(weights) = &published.weights else { unreachable!() };
-    assert_eq!(rloom_embedded::digest(&Model::load(weights.path()).unwrap()), published.digest);
+    assert_eq!(
+        rloom_embedded::digest(&Ctx::serial(), &Model::load(weights.path()).unwrap()),
+        published.digest
+    );
 }
 
 /// The reference is a model of its own and stays as it was.
