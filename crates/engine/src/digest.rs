@@ -14,7 +14,9 @@ impl WeightDigest {
         if cfg!(target_endian = "little") {
             return self.update_bytes(values.as_bytes());
         }
-        values.iter().for_each(|value| self.update_bytes(&value.to_le_bytes()));
+        for value in values {
+            self.update_bytes(&value.to_le_bytes());
+        }
     }
 
     /// Adds values of the next tensor as little-endian bytes.
