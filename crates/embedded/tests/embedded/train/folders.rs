@@ -18,7 +18,7 @@ fn a_folder_holds_the_published_weights_until_it_is_dropped() {
     let PublishedWeights::Folder(folder) = &published.weights else { unreachable!() };
     let path = folder.path().to_owned();
     assert_eq!(path, parent.path().join("policy-2-version-5"));
-    assert_eq!(digest(&Model::load(&path).unwrap()), published.digest);
+    assert_eq!(digest(&Ctx::serial(), &Model::load(&path).unwrap()), published.digest);
     drop(published);
     assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0, "nothing is left");
 }
@@ -32,6 +32,6 @@ fn a_folder_of_an_earlier_attempt_is_replaced() {
     std::fs::write(old.join("model.safetensors"), "half").unwrap();
     let published = engine.publish(PolicyVersion(1), Form::Folder).unwrap();
     let PublishedWeights::Folder(folder) = &published.weights else { unreachable!() };
-    assert_eq!(digest(&Model::load(folder.path()).unwrap()), published.digest);
+    assert_eq!(digest(&Ctx::serial(), &Model::load(folder.path()).unwrap()), published.digest);
     assert!(!old.exists());
 }
