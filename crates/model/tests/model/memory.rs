@@ -146,7 +146,9 @@ fn scratch_memory_is_at_most_that_of_the_formula() {
                     let case =
                         format!("{isa:?} {threads} {dtype:?} {sizes:?} {tokens}: {taken} of {formula}");
                     assert!(taken <= formula, "{case}");
-                    assert!(tokens < 3000 || formula < 2 * taken + (1 << 20), "{case}");
+                    // Of several threads, some may have found nothing to do.
+                    let is_close = formula < 2 * taken + (1 << 20);
+                    assert!(tokens < 3000 || threads > 1 || is_close, "{case}");
                 }
             }
         }
