@@ -357,6 +357,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_derived_from_weights_changes_with_them() {
+        let derived = |base: &Base| {
+            let quantized = base.quantized(&Ctx::serial());
+            [base.digest(), base.to_frozen().digest(), quantized.digest()]
+        };
+        let config = config(Family::Qwen2, OutputHeads::Language, true);
+        let mut base = Base::clone(&Model::init(&config, 3).base);
+        let before = derived(&base);
+        for layer in &mut base.weights_mut().layers {
+            layer.bufs_mut().for_each(|buf| buf.as_mut_slice()[0] += 0.5);
+        }
+        let after = derived(&base);
+        assert!(before.iter().zip(after).all(|(&before, after)| before != after));
+        assert_eq!(after, derived(&Base::new(config, base.weights.clone())));
+    }
+
     /// Scores, and the gradient of an adapter over a base.
     fn trained(model: &Model) -> (crate::Scores, Gradients) {
         let (ctx, ids) = (Ctx::new(2).unwrap(), [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8]);
