@@ -92,7 +92,8 @@ fn kill(kind: usize, directory: &Path) {
         assert_eq!(status.signal(), Some(6), "kind {kind}: {status}");
         kills += 1;
     }
-    assert!(kills > 5, "kind {kind}: {kills} kills");
+    // Progress is reported by time, so that a fast machine has fewer events.
+    assert!(kills > 2, "kind {kind}: {kills} kills");
 }
 
 /// Which groups a version plays depends on timing at a staleness above 0. Whatever attempt they come from, each group is trained on
