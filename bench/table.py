@@ -176,9 +176,10 @@ def floors(results: dict) -> str:
 
 
 def with_targets(results: dict) -> list:
-    """Returns the comparisons of the measured workloads with the targets of the instruction set that was measured."""
+    """Returns the comparisons whose programs were selected, with the targets of the instruction set that was measured."""
     path = next(iter(found_in(results, "machine")), {}).get("isa", "")
-    return [replace(c, target=c.target_on(path)) for c in COMPARISONS if c.workload in results]
+    selected = [c for c in COMPARISONS if any(name.startswith(c.own) for name in results.get(c.workload, {}))]
+    return [replace(c, target=c.target_on(path)) for c in selected]
 
 
 def results_of(results: dict) -> list:
