@@ -165,6 +165,13 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_take_turns_time_both_distances() {
+        let choice = Choice::new();
+        let begun = [(); 4].map(|()| choice.begin(TIMED_BYTES).0);
+        assert!(begun[0] != begun[2] && begun[1] != begun[3], "{begun:?}");
+    }
+
+    #[test]
     fn far_prefetches_are_as_many_lines_for_each_tile() {
         for panels in [1, 2, 3, 4, 6] {
             assert_eq!(Distance::Far.steps(panels) * panels, FAR_LINES);
