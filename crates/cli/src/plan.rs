@@ -7,6 +7,7 @@ use std::path::Path;
 use rloom_config::{Config, ModelSource, Stage};
 use rloom_engine::RolloutEngineSettings;
 use rloom_model::ModelConfig;
+use rloom_ops::Isa;
 use rloom_run::assembly::{Offer, Placement};
 use rloom_telemetry::PromptSummary;
 use rloom_text::Tokenizer;
@@ -156,7 +157,8 @@ fn stage(config: &Config, stage: &Stage, model: Option<&ModelConfig>) -> Result<
             let rollout = engine.and_then(RolloutEngineSettings::embedded);
             let evaluates = eval.is_some();
             let threads = threads(config);
-            let sizes = Sizes { stage, model, rollout, evaluates, threads, sequences, new_tokens };
+            let order = config.numeric_path.order().unwrap_or(Isa::detect().order());
+            let sizes = Sizes { stage, model, rollout, evaluates, threads, order, sequences, new_tokens };
             Some(sizes.memory().map_err(Failure::usage)?)
         }
         None => None,

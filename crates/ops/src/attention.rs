@@ -16,14 +16,13 @@
 //! With a window of W keys, a query sees the last W keys of its sequence up to itself, and all of the above runs over
 //! these alone: the lanes of `l` are still given by the key's index in the sequence.
 //!
-//! This is the complete definition for f32. In bf16, products multiply pairs of bf16 numbers and everything else is
-//! f32:
+//! This is the complete definition for f32. In bf16, `out` is rounded once, at the end. Where linear layers widen bf16,
+//! everything else is as for f32, of the widened numbers. In dot pairs, and where linear layers use tiles, products
+//! multiply pairs of bf16 numbers:
 //!
-//! - a chain runs over pairs (2i, 2i + 1): of widened numbers, the even element of a pair first; of dot pairs, and where
-//!   linear layers use tiles, the odd one first. An unpaired last number is padded with zero;
+//! - a chain runs over pairs (2i, 2i + 1), the odd element of a pair first. An unpaired last number is padded with zero;
 //! - `p_j` are rounded to bf16 for the weighted sum of the values; keys are paired by sequence position (2i, 2i + 1).
-//!   `l` is the sum of the unrounded `p_j`. The first key of a pair has `p = 0` if only the second is in the window;
-//! - `out` is rounded once, at the end.
+//!   `l` is the sum of the unrounded `p_j`. The first key of a pair has `p = 0` if only the second is in the window.
 
 mod backward;
 pub(crate) mod blocks;
@@ -189,8 +188,8 @@ pub fn attention_cached<E: Element>(
 /// Gradients of [`attention`], overwriting `dq` `[T, H, E]`, `dk` and `dv` `[T, G, E]`.
 ///
 /// Probabilities are recomputed from q, k and `lse`. Sums over queries ascend by token, then by head of the group; the
-/// keys of a parent sum over their own segment, then over its children in order. In bf16 the output's gradient, the
-/// probabilities and the scores' gradients are rounded to bf16 where they are multiplied.
+/// keys of a parent sum over their own segment, then over its children in order. In dot pairs of bf16 the output's gradient,
+/// the probabilities and the scores' gradients are rounded to bf16 where they are multiplied.
 ///
 /// # Panics
 ///
@@ -226,7 +225,7 @@ pub fn attention_backward<E: Element>(
         shape,
     };
     let (dq, dk, dv) = (dq_the.as_mut_slice(), dk_tge.as_mut_slice(), dv_tge.as_mut_slice());
-    packed::backward(ctx, &inputs, dq, dk, dv, segments);
+    packed::backward(ctx, &inputs, (dq, dk, dv), segments);
 }
 
 fn check_packed<E: Element>(

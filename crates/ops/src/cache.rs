@@ -44,7 +44,7 @@ impl<E: Element> KvLayer<E> {
 
     /// Blocks of keys and of values of one head, for this block table.
     pub(crate) fn head_blocks<'a>(&self, kv_head: usize, table: &'a [u32]) -> (Blocks<'a>, Blocks<'a>) {
-        let (layout, heads) = (Layout::of::<E>(self.shape.head_dim), self.shape.kv_heads);
+        let (layout, heads) = (Layout::of::<E, E>(self.shape.head_dim), self.shape.kv_heads);
         let blocks = |numbers: &Buf<E>, words: usize| {
             let first = numbers.as_slice().as_ptr().cast::<f32>().wrapping_add(kv_head * words);
             Blocks::cached(first, heads * words, table)
@@ -55,7 +55,7 @@ impl<E: Element> KvLayer<E> {
 
 /// Numbers of keys and of values per block.
 fn block_numbers<E: Element>(shape: AttentionShape) -> (usize, usize) {
-    let layout = Layout::of::<E>(shape.head_dim);
+    let layout = Layout::of::<E, E>(shape.head_dim);
     let heads = shape.kv_heads * layout.group;
     (heads * layout.columns(), heads * layout.rows())
 }
@@ -129,7 +129,7 @@ fn write_row_generic<S: Simd, E: Element>(
     v_row: &[E],
     prefetch: [*mut E; 2],
 ) {
-    let (layout, e) = (Layout::of::<E>(v_row.len()), v_row.len());
+    let (layout, e) = (Layout::of::<E, E>(v_row.len()), v_row.len());
     assert!(k.len() == layout.columns() * E::GROUP && v.len() == layout.rows() * E::GROUP);
     assert!(k_row.len() == e && offset < KV_BLOCK);
     // SAFETY: the blocks have their full size and start at word boundaries: buffers are aligned to cache lines and

@@ -6,7 +6,7 @@ use crate::head_scores::STATISTICS;
 use crate::logsumexp::{BLOCK, Block};
 use crate::norm::PARTIAL_ROWS;
 use crate::simd::LANES;
-use crate::{Element, Isa, gemm, linear_heads, linear_swiglu};
+use crate::{Element, Isa, Order, gemm, linear_heads, linear_swiglu};
 
 /// Sizes of a model that its scratch memory depends on.
 #[derive(Debug, Clone, Copy)]
@@ -38,13 +38,20 @@ impl ScratchBytes {
 }
 
 impl ScratchShape {
-    /// Scratch memory of forward and backward passes over `tokens` tokens, in sequences of at most `longest`.
+    /// Scratch memory of forward and backward passes over `tokens` tokens, in sequences of at most `longest`, with bf16 products
+    /// in this order.
     ///
     /// A thread needs the keys of a sequence for attention; for products up to three buffers at the same time: rows, the columns
     /// computed at a time, and the operands of a product. All threads share the derivatives of a block of logits, the partial sums
     /// of a norm's gradient, or the statistics of the softmax.
-    pub fn training<E: Element>(&self, isa: Isa, tokens: usize, longest: usize) -> ScratchBytes {
-        let keys = attention::scratch_bytes::<E>(self.attention, longest);
+    pub fn training<E: Element>(
+        &self,
+        isa: Isa,
+        order: Order,
+        tokens: usize,
+        longest: usize,
+    ) -> ScratchBytes {
+        let keys = attention::scratch_bytes::<E>(order, self.attention, longest);
         // The derivatives of two heads' logits are computed from the logits of both.
         let logits = 2 * ROWS_BACKWARD * BLOCK.min(self.v) * size_of::<f32>();
         let d_logits = tokens.min(CHUNK_ROWS) * BLOCK.min(self.v) * size_of::<E>();

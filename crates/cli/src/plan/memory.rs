@@ -3,7 +3,7 @@
 use rloom_config::Stage;
 use rloom_engine::{ActivationCheckpointing, RolloutError, RolloutSettings};
 use rloom_model::{LoraConfig, ModelConfig, MomentFormat, StepShape};
-use rloom_ops::Isa;
+use rloom_ops::{Isa, Order};
 use rloom_run::assembly;
 use serde::Serialize;
 
@@ -64,6 +64,8 @@ pub(super) struct Sizes<'a> {
     /// Evaluations use the engine, too.
     pub(super) evaluates: bool,
     pub(super) threads: usize,
+    /// Order of bf16 products.
+    pub(super) order: Order,
     /// Sequences of a batch.
     pub(super) sequences: u64,
     /// Most new tokens of a sequence, if they are sampled.
@@ -75,6 +77,7 @@ pub(super) struct Sizes<'a> {
 struct Step<'a> {
     model: &'a ModelConfig,
     threads: usize,
+    order: Order,
     adapter: Option<(&'a LoraConfig, bool)>,
     checkpointing: ActivationCheckpointing,
 }
@@ -95,14 +98,14 @@ impl Step<'_> {
     }
 
     fn scratch(&self, tokens: u64) -> u64 {
-        self.model.training_scratch_bytes(Isa::detect(), self.threads, self.shape(tokens))
+        self.model.training_scratch_bytes(Isa::detect(), self.order, self.threads, self.shape(tokens))
     }
 }
 
 impl Sizes<'_> {
     /// The memory of the stage.
     pub(super) fn memory(&self) -> Result<Memory, RolloutError> {
-        let Sizes { stage, model, threads, .. } = *self;
+        let Sizes { stage, model, threads, order, .. } = *self;
         let trainer = &stage.trainer;
         let lora = trainer.lora.as_ref().map(|lora| (assembly::lora_config(lora), lora.dropout > 0.0));
         let adapter = lora.as_ref().map(|(lora, is_masked)| (lora, *is_masked));
@@ -114,7 +117,7 @@ impl Sizes<'_> {
             Trained::of(model, adapter.map(|(lora, _)| lora), format, model.max_positions)
         };
         let Trained { weights, gradients, moments, version } = trained(format);
-        let step = Step { model, threads, adapter, checkpointing: trainer.activation_checkpointing };
+        let step = Step { model, threads, order, adapter, checkpointing: trainer.activation_checkpointing };
         let (activations, scratch) = (step.activations(tokens), step.scratch(tokens));
         let algorithm = &stage.algorithm;
         // The process-reward model is compared with its initial weights, which are those of the policy. The reference of an

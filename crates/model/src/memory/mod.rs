@@ -5,7 +5,7 @@
 mod activations;
 mod state;
 
-use rloom_ops::{Bf16, Isa, ScratchBytes, ScratchShape, mapped_bytes};
+use rloom_ops::{Bf16, Isa, Order, ScratchBytes, ScratchShape, mapped_bytes};
 
 use crate::adapter::{LoraConfig, Projection};
 use crate::model::attention_shape;
@@ -43,13 +43,13 @@ impl ModelConfig {
         most.into_iter().map(|(width, count)| (count * width) as u64).sum()
     }
 
-    /// Scratch memory of a training step with `threads` threads, and its lists of numbers per token, in bytes. Attention's scratch
-    /// memory grows with the longest sequence.
-    pub fn training_scratch_bytes(&self, isa: Isa, threads: usize, step: StepShape<'_>) -> u64 {
+    /// Scratch memory of a training step with `threads` threads and bf16 products in this order, and its lists of numbers per
+    /// token, in bytes. Attention's scratch memory grows with the longest sequence.
+    pub fn training_scratch_bytes(&self, isa: Isa, order: Order, threads: usize, step: StepShape<'_>) -> u64 {
         let shape = self.scratch_shape();
         let ScratchBytes { thread, shared } = match self.dtype {
-            Dtype::F32 => shape.training::<f32>(isa, step.tokens, step.longest),
-            Dtype::Bf16 => shape.training::<Bf16>(isa, step.tokens, step.longest),
+            Dtype::F32 => shape.training::<f32>(isa, order, step.tokens, step.longest),
+            Dtype::Bf16 => shape.training::<Bf16>(isa, order, step.tokens, step.longest),
         };
         let per_token = LISTS + step.adapter.map_or(0, |adapter| self.adapter_scratch(adapter));
         threads as u64 * thread as u64 + shared as u64 + step.tokens as u64 * per_token + self.room(step)

@@ -141,8 +141,8 @@ fn scratch_memory_is_at_most_that_of_the_formula() {
                     step(&ctx, &model, tokens, checkpointing, None);
                     let longest = tokens - tokens / 3;
                     let formula = StepShape { tokens, longest, checkpointing, adapter: None };
-                    let [formula, of_one] =
-                        [threads, 1].map(|t| model.config().training_scratch_bytes(isa, t, formula));
+                    let [formula, of_one] = [threads, 1]
+                        .map(|t| model.config().training_scratch_bytes(isa, ctx.order(), t, formula));
                     let taken = ctx.scratch_peak() as u64;
                     let case =
                         format!("{isa:?} {threads} {dtype:?} {sizes:?} {tokens}: {taken} of {formula}");
@@ -161,7 +161,7 @@ fn scratch_memory_grows_with_the_longest_sequence() {
     let model = Model::init(&config(Family::Llama, [32, 2, 2, 16, 32, 1], 16384), 1);
     let of = |longest: usize| {
         let step = StepShape { tokens: 16384, longest, checkpointing: SETTINGS[0], adapter: None };
-        model.config().training_scratch_bytes(Isa::detect(), 2, step)
+        model.config().training_scratch_bytes(Isa::detect(), Isa::detect().order(), 2, step)
     };
     let ctx = Ctx::new(2).unwrap();
     step(&ctx, &model, 12288, SETTINGS[2], None);

@@ -8,7 +8,7 @@
 //! Each element of a sum is one chain over the visible keys, or the queries that see the key, ascending by token and,
 //! within a token, by head of the group. If several segments see a key, its chain runs through the tokens of all of them.
 //!
-//! In bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are formed along E,
+//! In dot pairs of bf16 `d_out` is rounded for its products (not in `delta`), `p` and `ds` for the sums. Pairs are formed along E,
 //! along keys by position, and along rows of queries: row n of a segment is head `n mod H/G` of its token `n / (H/G)`,
 //! and rows 2i and 2i + 1 form a pair wherever the queries are cut. An unpaired row is padded with zeros, and so is one
 //! whose partner does not see the key any more.
@@ -52,13 +52,13 @@ pub(super) struct Gradients<'a> {
     pub(super) dk_dv: Option<(Disjoint<'a>, Disjoint<'a>)>,
 }
 
-/// Floats of scratch that [`run`] needs for `piece`.
-pub(super) fn scratch_floats<E: Element>(
+/// Floats of scratch that [`run`] needs for `piece`, with words of format `F`.
+pub(super) fn scratch_floats<F: Element>(
     piece: &Piece,
     shape: AttentionShape,
     gradients: Gradients<'_>,
 ) -> usize {
-    Sizes::new(Layout::of::<E>(shape.head_dim), piece.keys(), gradients).total()
+    Sizes::new(Layout::of::<F, F>(shape.head_dim), piece.keys(), gradients).total()
 }
 
 /// [`scratch_floats`] of a piece with all keys of a segment and all gradients.
@@ -145,13 +145,13 @@ fn divide<'a>(scratch: &'a mut [f32], sizes: &Sizes) -> (Keys<'a>, TileRows<'a>)
     (keys, tile)
 }
 
-/// Writes the gradients of one piece, for one kv head.
+/// Writes the gradients of one piece, for one kv head, from products of words of format `F`.
 ///
 /// # Safety
 ///
 /// No other thread may access the rows of dq of the piece's queries, or of dk and dv of its keys, for this head, as far
 /// as `gradients` requests them.
-pub(super) unsafe fn run<E: Element>(
+pub(super) unsafe fn run<E: Element, F: Element>(
     level: Level,
     x: &Inputs<'_, E>,
     piece: &Piece,
@@ -159,7 +159,7 @@ pub(super) unsafe fn run<E: Element>(
     gradients: Gradients<'_>,
     scratch: &mut [f32],
 ) {
-    let sizes = Sizes::new(Layout::of::<E>(x.shape.head_dim), piece.keys(), gradients);
+    let sizes = Sizes::new(Layout::of::<F, F>(x.shape.head_dim), piece.keys(), gradients);
     let (mut keys, mut rows) = divide(scratch, &sizes);
     let mut done: Option<&Visit> = None;
     for visit in &piece.visits {
@@ -167,9 +167,9 @@ pub(super) unsafe fn run<E: Element>(
             // SAFETY: guaranteed by the caller.
             unsafe { write_sums(level, x, done, kv_head, visit.new..done.keys.end, &mut keys, gradients) };
         }
-        fill(level, x, visit, kv_head, &mut keys);
+        fill::<E, F>(level, x, visit, kv_head, &mut keys);
         // SAFETY: guaranteed by the caller.
-        unsafe { visit_rows(level, x, visit, kv_head, &mut keys, &mut rows, gradients.dq) };
+        unsafe { visit_rows::<E, F>(level, x, visit, kv_head, &mut keys, &mut rows, gradients.dq) };
         done = Some(visit);
     }
     if let Some(done) = done {
@@ -179,14 +179,20 @@ pub(super) unsafe fn run<E: Element>(
 }
 
 /// Copies the visit's new keys and values, and initialises their sums.
-fn fill<E: Element>(level: Level, x: &Inputs<'_, E>, visit: &Visit, kv_head: usize, keys: &mut Keys<'_>) {
+fn fill<E: Element, F: Element>(
+    level: Level,
+    x: &Inputs<'_, E>,
+    visit: &Visit,
+    kv_head: usize,
+    keys: &mut Keys<'_>,
+) {
     let (e, base) = (x.shape.head_dim, visit.keys.start);
     let source = Source { view: &visit.view, kv_head, shape: x.shape };
     let new = visit.new..visit.keys.end;
-    blocks::columns(level, keys.v_columns, x.v, &source, new.clone(), base);
-    blocks::columns(level, keys.k_columns, x.k, &source, new.clone(), base);
+    blocks::columns::<F, E>(level, keys.v_columns, x.v, &source, new.clone(), base);
+    blocks::columns::<F, E>(level, keys.k_columns, x.k, &source, new.clone(), base);
     if !keys.k_rows.is_empty() {
-        blocks::rows(level, keys.k_rows, x.k, &source, new.clone(), base);
+        blocks::rows::<F, E>(level, keys.k_rows, x.k, &source, new.clone(), base);
     }
     if !keys.dk_sums.is_empty() {
         let floats = (new.start - base) * e..(new.end - base) * e;
@@ -231,7 +237,7 @@ unsafe fn write_sums<E: Element>(
 /// # Safety
 ///
 /// No other thread may access the rows of dq of the visit's queries, for this head.
-unsafe fn visit_rows<E: Element>(
+unsafe fn visit_rows<E: Element, F: Element>(
     level: Level,
     x: &Inputs<'_, E>,
     visit: &Visit,
@@ -241,7 +247,7 @@ unsafe fn visit_rows<E: Element>(
     dq: Option<Disjoint<'_>>,
 ) {
     let e = x.shape.head_dim;
-    let layout = Layout::of::<E>(e);
+    let layout = Layout::of::<F, F>(e);
     let scales = [x.shape.scale(); MAX_ROWS];
     let (mut lse, mut delta) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
     let visible = |token: usize| visit.visible(visit.queries.start + token);
@@ -254,7 +260,7 @@ unsafe fn visit_rows<E: Element>(
             *lse = x.lse[at / e];
         }
         // SAFETY: `workspace` is sized for the rows of a tile.
-        unsafe { gather(level, x, offsets, workspace) };
+        unsafe { gather::<E, F>(level, x, offsets, workspace) };
         if let Some(dq) = dq {
             queries.prefetch(level, dq.as_mut_ptr(), tile.rows());
         }
@@ -277,8 +283,8 @@ unsafe fn visit_rows<E: Element>(
             // SAFETY: rows and blocks are copies, made above and by `fill`; there is room for the scores.
             unsafe {
                 let (k, v) = (columns(keys.k_columns), columns(keys.v_columns));
-                tile.scores::<E>(level, layout, step.clone(), q, k, scales[0], probs, 2 * STRIDE);
-                tile.scores::<E>(level, layout, step.clone(), d_out, v, 1.0, ds, 2 * STRIDE);
+                tile.scores::<F, F>(level, layout, step.clone(), q, k, scales[0], probs, 2 * STRIDE);
+                tile.scores::<F, F>(level, layout, step.clone(), d_out, v, 1.0, ds, 2 * STRIDE);
                 let args = Backward {
                     rows: probs,
                     stride: STRIDE,
@@ -287,7 +293,7 @@ unsafe fn visit_rows<E: Element>(
                     lse: &lse[..tile.len()],
                     delta: &delta[..tile.len()],
                 };
-                softmax::softmax_backward::<E>(level, &args);
+                softmax::softmax_backward::<F>(level, &args);
             }
             if let Some(dq) = dq {
                 let out = |row: usize| dq.as_mut_ptr().wrapping_add(offsets[row]);
@@ -295,7 +301,7 @@ unsafe fn visit_rows<E: Element>(
                 // SAFETY: the caller guarantees exclusive access to these rows of dq; the blocks are copies made by
                 // `fill`.
                 unsafe {
-                    tile.weighted_sums::<E>(level, layout, step.clone(), ds, 2 * STRIDE, k, out, &scales);
+                    tile.weighted_sums::<F, F>(level, layout, step.clone(), ds, 2 * STRIDE, k, out, &scales);
                 }
             }
             if !keys.dk_sums.is_empty() {
@@ -306,8 +312,8 @@ unsafe fn visit_rows<E: Element>(
                 let ds = probs.wrapping_add(softmax::derivatives_across(layout.group, STRIDE));
                 // SAFETY: the blocks and the weights are of this tile's rows.
                 unsafe {
-                    add_to_keys::<E>(level, layout, &tile, step.clone(), probs, d_out, keys.dv_sums);
-                    add_to_keys::<E>(level, layout, &tile, step, ds, q, keys.dk_sums);
+                    add_to_keys::<F>(level, layout, &tile, step.clone(), probs, d_out, keys.dv_sums);
+                    add_to_keys::<F>(level, layout, &tile, step, ds, q, keys.dk_sums);
                 }
             }
         }
@@ -319,20 +325,21 @@ unsafe fn visit_rows<E: Element>(
 /// # Safety
 ///
 /// `workspace` must have room for them.
-unsafe fn gather<E: Element>(
+unsafe fn gather<E: Element, F: Element>(
     level: Level,
     x: &Inputs<'_, E>,
     offsets: &[usize],
     workspace: &mut TileRows<'_>,
 ) {
     let e = x.shape.head_dim;
+    let stride = Layout::of::<F, F>(e).row();
     // SAFETY: guaranteed by the caller.
     unsafe {
-        rows::along::<E, E>(level, workspace.q, x.q, offsets, e);
-        rows::along::<E, f32>(level, workspace.d_out, x.d_out, offsets, e);
+        rows::along::<F, E>(level, workspace.q, stride, x.q, offsets, e);
+        rows::along::<F, f32>(level, workspace.d_out, stride, x.d_out, offsets, e);
         if !workspace.q_across.is_empty() {
-            rows::across::<E, E>(level, workspace.q_across, x.q, offsets, e);
-            rows::across::<E, f32>(level, workspace.d_out_across, x.d_out, offsets, e);
+            rows::across::<F, E>(level, workspace.q_across, x.q, offsets, e);
+            rows::across::<F, f32>(level, workspace.d_out_across, x.d_out, offsets, e);
         }
     }
 }
@@ -344,7 +351,7 @@ unsafe fn gather<E: Element>(
 ///
 /// `rows` must be blocks of the tile's rows; all of these, and the padding row that shares words with the last one,
 /// must have weights (possibly zero) for all keys of the part.
-unsafe fn add_to_keys<E: Element>(
+unsafe fn add_to_keys<F: Element>(
     level: Level,
     layout: Layout,
     tile: &Tile,
@@ -388,6 +395,6 @@ unsafe fn add_to_keys<E: Element>(
             factors: None,
         };
         // SAFETY: the outputs are in `sums`; the rest is guaranteed by the caller.
-        unsafe { kernels::add_weighted::<E>(level, &args) };
+        unsafe { kernels::add_weighted::<F, F>(level, &args) };
     }
 }

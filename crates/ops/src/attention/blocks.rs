@@ -66,8 +66,8 @@ impl Source<'_> {
     }
 }
 
-/// Copies the rows of these positions, as columns, into blocks of which the first begins with position `base`.
-pub(super) fn columns<E: Element>(
+/// Copies the rows of these positions, as columns of format F, into blocks of which the first begins with position `base`.
+pub(super) fn columns<F: Element, E: Element>(
     level: Level,
     to: &mut [f32],
     from: &[E],
@@ -76,15 +76,18 @@ pub(super) fn columns<E: Element>(
     base: usize,
 ) {
     let e = source.shape.head_dim;
-    let words = super::words::Layout::of::<E>(e).columns();
+    let words = super::words::Layout::of::<F, F>(e).columns();
     if positions.is_empty() {
         return;
     }
-    source.blocks(positions, base, |block, at| rows::columns(level, &mut to[block * words..], from, at, e));
+    source.blocks(positions, base, |block, at| {
+        // SAFETY: only the instruction set is required.
+        unsafe { rows::columns::<F, E>(level, &mut to[block * words..], from, at, e) };
+    });
 }
 
-/// Copies the rows of these positions into blocks of which the first begins with position `base`.
-pub(super) fn rows<E: Element>(
+/// Copies the rows of these positions, in format F, into blocks of which the first begins with position `base`.
+pub(super) fn rows<F: Element, E: Element>(
     level: Level,
     to: &mut [f32],
     from: &[E],
@@ -93,12 +96,12 @@ pub(super) fn rows<E: Element>(
     base: usize,
 ) {
     let e = source.shape.head_dim;
-    let words = super::words::Layout::of::<E>(e).rows();
+    let words = super::words::Layout::of::<F, F>(e).rows();
     if positions.is_empty() {
         return;
     }
     source.blocks(positions, base, |block, at| {
         // SAFETY: a block has room for its rows.
-        unsafe { rows::across::<E, E>(level, &mut to[block * words..][..words], from, at, e) };
+        unsafe { rows::across::<F, E>(level, &mut to[block * words..][..words], from, at, e) };
     });
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::forward::Workspace;
 use super::tile::Rows;
 use super::token::{self, Token};
-use super::words::Layout;
+use super::words::{Layout, widens};
 use super::{AttentionShape, CachedRow, divided, forward};
 use crate::cache::KvLayer;
 use crate::disjoint::Disjoint;
@@ -39,26 +39,32 @@ pub(super) fn forward<E: Element>(
         return divided::forward(ctx, out, q, cache, rows);
     }
     let keys = rows.iter().map(|row| row.len).max().map_or(0, |keys| forward::span(cache.shape, keys));
-    let out = Disjoint::new(out);
+    let (out, widens) = (Disjoint::new(out), widens::<E>(ctx.level()));
     ctx.parallel_for(pieces.len(), |i| {
         ctx.with_scratch(forward::scratch_floats(keys, cache.shape.head_dim), |scratch| {
             let mut workspace = Workspace::new(scratch.as_mut_slice());
             for unit in pieces[i].clone() {
                 let run = runs[unit / g].clone();
                 // SAFETY: a unit is a pair of a run and a head, and belongs to one piece.
-                unsafe { attend(ctx, run, unit % g, rows, q, out, cache, &mut workspace) };
+                unsafe {
+                    if widens {
+                        attend::<E, f32>(ctx, run, unit % g, rows, q, out, cache, &mut workspace);
+                    } else {
+                        attend::<E, E>(ctx, run, unit % g, rows, q, out, cache, &mut workspace);
+                    }
+                }
             }
         });
     });
 }
 
-/// Attention of one run and one kv head.
+/// Attention of one run and one kv head, with left operands of format `L`.
 ///
 /// # Safety
 ///
 /// `out` must hold the run's rows, no other thread may access this head of them, and the rows' blocks must be in the
 /// cache.
-unsafe fn attend<E: Element>(
+unsafe fn attend<E: Element, L: Element>(
     ctx: &Ctx,
     run: Run,
     kv_head: usize,
@@ -71,10 +77,10 @@ unsafe fn attend<E: Element>(
     let shape = cache.shape;
     let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
     let first = (run.start * h + kv_head * group) * e;
-    if run.len() == 1 && is_read_in_place::<E>(e) {
-        let token = token(cache, all, run.start, kv_head, q);
+    if run.len() == 1 && e.is_multiple_of(E::GROUP) {
+        let token = token::<E, L>(cache, all, run.start, kv_head);
         // SAFETY: the table has the row's blocks, all inside the cache; the output is guaranteed by the caller.
-        return unsafe { token::attend(ctx.level(), &token, workspace.scratch, out, first) };
+        return unsafe { token::attend::<E, L>(ctx.level(), &token, q, workspace.scratch, out, first) };
     }
     let last = &all[run.end - 1];
     let skip = skipped(shape, &all[run.start]);
@@ -87,13 +93,9 @@ unsafe fn attend<E: Element>(
     // SAFETY: the table has the blocks of the run's last row, whose prefix is the longest, from the first one that a row
     // sees, all inside the cache; the outputs are guaranteed by the caller.
     unsafe {
-        forward::attend(ctx.level(), rows, q, out, (k, v), shape.scale(), keys, visible, workspace, None);
+        let (level, kv, scale) = (ctx.level(), (k, v), shape.scale());
+        forward::attend::<E, L, E>(level, rows, q, out, kv, scale, keys, visible, workspace, None);
     }
-}
-
-/// True if queries can be read in place as words, because none begins within a word.
-pub(super) fn is_read_in_place<E: Element>(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(E::GROUP)
 }
 
 /// Blocks before the row's window, which are skipped.
@@ -106,16 +108,15 @@ fn visible(shape: AttentionShape, row: &CachedRow<'_>, skip: usize) -> Range<usi
     shape.first_key(row.len) - skip * KV_BLOCK..row.len - skip * KV_BLOCK
 }
 
-/// Query of row `r` over the keys of one kv head. Queries must be [readable in place](is_read_in_place).
-pub(super) fn token<'a, E: Element>(
+/// Row `r` over the keys of one kv head, with queries of format `L`.
+pub(super) fn token<'a, E: Element, L: Element>(
     cache: &'a KvLayer<E>,
     all: &'a [CachedRow<'_>],
     r: usize,
     kv_head: usize,
-    q: &[E],
 ) -> Token<'a> {
     let (shape, row) = (cache.shape, &all[r]);
-    let (h, e, group) = (shape.heads, shape.head_dim, shape.group());
+    let layout = Layout::of::<L, E>(shape.head_dim);
     let skip = skipped(shape, row);
     let table = &row.blocks[skip..row.len.div_ceil(KV_BLOCK)];
     let (k, v) = cache.head_blocks(kv_head, table);
@@ -126,8 +127,7 @@ pub(super) fn token<'a, E: Element>(
         after.filter(|after| after.len() >= table.len()).map(|after| cache.head_blocks(0, after).0)
     };
     let Range { start: first, end: keys } = visible(shape, row, skip);
-    let q = q[(r * h + kv_head * group) * e..][..group * e].as_ptr().cast();
-    Token { q, group, layout: Layout::of::<E>(e), first, keys, k, v, scale: shape.scale(), next }
+    Token { group: shape.group(), layout, first, keys, k, v, scale: shape.scale(), next }
 }
 
 fn runs(shape: AttentionShape, rows: &[CachedRow<'_>]) -> Vec<Run> {

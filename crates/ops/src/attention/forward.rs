@@ -33,6 +33,11 @@ impl<'a> Workspace<'a> {
     }
 }
 
+/// True if queries are words of format `L` in place, because none begins within a word.
+pub(super) fn is_read_in_place<E: Element, L: Element>(head_dim: usize) -> bool {
+    E::GROUP == L::GROUP && head_dim.is_multiple_of(E::GROUP)
+}
+
 /// Maximum difference between the positions of the rows of one call of [`attend`], plus one, if there is a window.
 pub(super) const MAX_TOKENS: usize = 64;
 
@@ -45,18 +50,20 @@ pub(super) fn span(shape: AttentionShape, keys: usize) -> usize {
 /// Floats of scratch that [`attend`] needs for `keys` keys or fewer. Fewer keys give a tile of more rows, so the
 /// requirement is not monotonic in the number of keys.
 pub(super) fn scratch_floats(keys: usize, head_dim: usize) -> usize {
-    tile::max_floats(keys, tile_floats()) + MAX_ROWS * head_dim + LANES
+    // Queries may be padded to whole words.
+    tile::max_floats(keys, tile_floats()) + MAX_ROWS * head_dim.next_multiple_of(2) + LANES
 }
 
 /// Attention of `queries` over the keys and values of these blocks. Token t of the queries sees the keys `visible(t)`,
 /// those of a tile together at most `keys` (see [`span`]); neither end of the range ever decreases. `out` has the layout
-/// of `q`; `lse`, `[tokens, H]`, receives each row's log-sum-exp if given.
+/// of `q`; `lse`, `[tokens, H]`, receives each row's log-sum-exp if given. `L` and `R` are the formats of left operands and of
+/// the blocks.
 ///
 /// # Safety
 ///
 /// The blocks, of columns for the keys and of rows for the values, must hold all visible keys; `out` and `lse` must hold
 /// the rows, and no other thread may access them.
-pub(super) unsafe fn attend<E: Element>(
+pub(super) unsafe fn attend<E: Element, L: Element, R: Element>(
     level: Level,
     queries: Rows,
     q: &[E],
@@ -70,12 +77,11 @@ pub(super) unsafe fn attend<E: Element>(
 ) {
     let (tile_rows, stride) = tile::size(keys, tile_floats());
     let e = queries.head_dim;
-    let layout = Layout::of::<E>(e);
+    let layout = Layout::of::<L, R>(e);
     let Workspace { tile, inverse, scratch } = workspace;
-    let (q_rows, scratch) = scratch.split_at_mut(tile_rows * e + LANES);
+    let (q_rows, scratch) = scratch.split_at_mut(tile_rows * e.max(layout.left_row()) + LANES);
     assert!(scratch.len() >= tile_rows * stride, "attention: no room for the scores of {keys} keys");
-    // Queries are words in place if none begins within a word.
-    let reads_in_place = e.is_multiple_of(E::GROUP);
+    let reads_in_place = is_read_in_place::<E, L>(e);
     tile.restart();
     while tile.next(&queries, tile_rows, &visible) {
         let (places, tile_keys) = (tile.offsets(), tile.keys());
@@ -84,7 +90,7 @@ pub(super) unsafe fn attend<E: Element>(
         // The caller guarantees the blocks.
         unsafe {
             if !reads_in_place {
-                rows::along::<E, E>(level, q_rows, q, places, e);
+                rows::along::<L, E>(level, q_rows, layout.left_row(), q, places, e);
             }
             queries.prefetch(level, out.as_mut_ptr(), tile.rows());
             queries.prefetch(level, q.as_ptr(), tile.next_rows());
@@ -92,17 +98,18 @@ pub(super) unsafe fn attend<E: Element>(
                 if reads_in_place {
                     q.as_ptr().wrapping_add(places[row]).cast()
                 } else {
-                    q_rows.as_ptr().wrapping_add(row * layout.row())
+                    q_rows.as_ptr().wrapping_add(row * layout.left_row())
                 }
             };
-            tile.scores::<E>(level, layout, tile_keys.clone(), query, k, scale, scratch.as_mut_ptr(), stride);
+            let scores = scratch.as_mut_ptr();
+            tile.scores::<L, R>(level, layout, tile_keys.clone(), query, k, scale, scores, stride);
         }
         for (row, (&start, &limit)) in tile.starts().iter().zip(tile.limits()).enumerate() {
             let n = limit - tile_keys.start;
             let scores = &mut scratch[row * stride..][..n.next_multiple_of(BLOCK)];
             softmax::hide(scores, start - tile_keys.start);
             // SAFETY: `softmax` has no further requirements.
-            let (max, sum) = unsafe { softmax::softmax::<E>(level, scores, n) };
+            let (max, sum) = unsafe { softmax::softmax::<L>(level, scores, n) };
             inverse[row] = 1.0 / sum;
             if let Some(lse) = lse {
                 let at = places[row] / e;
@@ -123,7 +130,8 @@ pub(super) unsafe fn attend<E: Element>(
         // SAFETY: each row has room for E floats; the caller guarantees the blocks and exclusive access to the rows of
         // the output.
         unsafe {
-            tile.weighted_sums::<E>(level, layout, tile_keys, scratch.as_ptr(), stride, v, place, inverse);
+            let weights = scratch.as_ptr();
+            tile.weighted_sums::<L, R>(level, layout, tile_keys, weights, stride, v, place, inverse);
             if E::GROUP > 1 {
                 rows::scatter::<E, E>(level, out, places, q_rows, e);
             }

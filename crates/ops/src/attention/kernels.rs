@@ -28,7 +28,7 @@ pub(super) struct Scores<'a> {
     pub(super) blocks: (usize, usize),
     /// Blocks to prefetch, one per block being read; at least as many and of the same size.
     pub(super) prefetch: Option<Blocks<'a>>,
-    /// Words of a query.
+    /// Words of a key.
     pub(super) words: usize,
     /// Scale applied to each finished dot product.
     pub(super) scale: f32,
@@ -44,7 +44,7 @@ products! {
     /// # Safety
     ///
     /// All rows, blocks and outputs described by the fields must be valid; no other thread may access the outputs.
-    pub(super) unsafe fn scores(x: &Scores<'_>) = scores_generic;
+    pub(super) unsafe fn scores<Left, Right>(x: &Scores<'_>) = scores_generic;
 }
 
 #[inline(always)]
@@ -170,7 +170,7 @@ unsafe fn scores_step<S: Simd, M: Products<S>, const R: usize, const B: usize>(
                 *keys = m.right(s, k.add(word * BLOCK), LANES, part);
             }
             for (sums, q) in sums.iter_mut().zip(q) {
-                let q = m.left(s, q.add(word), part);
+                let q = s.splat(*q.add(word * M::PARTS + part));
                 for (sum, keys) in sums.iter_mut().zip(keys) {
                     *sum = m.add_part(s, q, keys, *sum);
                 }
@@ -186,11 +186,12 @@ pub(super) struct Weighted<'a> {
     pub(super) out: [*mut f32; ROWS],
     /// Number of rows, 1 to [`ROWS`].
     pub(super) rows: usize,
-    /// Weights: the word for the summands of word j in row r is at `r * row_step + j * word_step`.
+    /// Weights: the word for the summands of word j in row r is at `r * row_step + j * word_step`; if a word of summands has
+    /// several parts, part p of it at `r * row_step + parts * j + p`.
     pub(super) weights: *const f32,
     /// Words from one row's weight to the next row's.
     pub(super) row_step: usize,
-    /// Words from one word of weights to the next.
+    /// Words from one word of weights to the next; 1 where words of summands have several parts.
     pub(super) word_step: usize,
     /// Summands, blocks of rows.
     pub(super) summands: Blocks<'a>,
@@ -219,7 +220,7 @@ products! {
     /// # Safety
     ///
     /// All rows, weights and blocks described by the fields must be valid; no other thread may access the outputs.
-    pub(super) unsafe fn add_weighted(x: &Weighted<'_>) = add_weighted_generic;
+    pub(super) unsafe fn add_weighted<Left, Right>(x: &Weighted<'_>) = add_weighted_generic;
 }
 
 // Strides of weights: where the inner loop has several steps, the one that is 1 is a constant.
@@ -316,12 +317,12 @@ unsafe fn weighted_rows<
     }
 }
 
-/// Address of the weights of word `word`, and the words from one row's weight to the next row's and from one word's to the
-/// next word's: constants, where they are.
+/// Address of the weights of word `word` of the summands, which has `parts` parts, and the words from one row's weight to
+/// the next row's and from one word's to the next word's: constants, where they are.
 #[inline(always)]
-fn weights<const STRIDES: usize>(x: &Weighted<'_>, word: usize) -> (*const f32, usize, usize) {
+fn weights<const STRIDES: usize>(x: &Weighted<'_>, parts: usize, word: usize) -> (*const f32, usize, usize) {
     let row_step = if STRIDES == ACROSS { 1 } else { x.row_step };
-    let word_step = if STRIDES == ALONG { 1 } else { x.word_step };
+    let word_step = if STRIDES == ALONG { 1 } else { x.word_step } * parts;
     (x.weights.wrapping_add(word * word_step), row_step, word_step)
 }
 
@@ -344,7 +345,7 @@ unsafe fn weighted_tile<S: Simd, M: Products<S>, const R: usize, const C: usize,
             let (n, first) = (word / block_words, word % block_words);
             let count = (whole - word).min(block_words - first);
             let mut row = x.summands.at(n).add(first * e + column);
-            let (mut weight, row_step, word_step) = weights::<STRIDES>(x, word);
+            let (mut weight, row_step, word_step) = weights::<STRIDES>(x, M::PARTS, word);
             let mut next =
                 x.prefetch.map_or(std::ptr::null(), |next| next.at(n).wrapping_add(first * e + column));
             for _ in 0..count / M::STEPS {
@@ -394,7 +395,7 @@ unsafe fn weighted_step<S: Simd, M: Products<S>, const R: usize, const C: usize>
                 *summand = m.right(s, row.add(c * LANES), LANES, part);
             }
             for (r, sums) in sums.iter_mut().enumerate() {
-                let weight = m.left(s, weights.add(r * row_step), part);
+                let weight = s.splat(*weights.add(r * row_step + part));
                 for (sum, summand) in sums.iter_mut().zip(summand) {
                     *sum = m.add_part(s, weight, summand, *sum);
                 }
@@ -421,11 +422,12 @@ unsafe fn partial_tile<S: Simd, M: Products<S>, const R: usize, const STRIDES: u
         let (first, whole) = (x.start / group, ends[0] / group);
         for word in first..whole {
             let row = x.summands.at(word / block_words).add(word % block_words * x.head_dim + column);
-            let (weights, row_step, _) = weights::<STRIDES>(x, word);
+            let (weights, row_step, _) = weights::<STRIDES>(x, M::PARTS, word);
             for part in 0..M::PARTS {
                 let summand = m.right(s, row, lanes, part);
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    sums[0] = m.add_part(s, m.left(s, weights.add(r * row_step), part), summand, sums[0]);
+                    let weight = s.splat(*weights.add(r * row_step + part));
+                    sums[0] = m.add_part(s, weight, summand, sums[0]);
                 }
             }
         }
@@ -509,18 +511,20 @@ unsafe fn weighted_ends<S: Simd, M: Products<S>, const R: usize, const C: usize,
         while word * group < ends[R - 1] {
             let block = x.summands.at(word / block_words);
             let row = block.add((word % block_words) * x.head_dim + column);
-            let (weights, row_step, _) = weights::<STRIDES>(x, word);
-            for (r, sums) in sums.iter_mut().enumerate() {
-                if word * group < ends[r] {
-                    let weight = s.splat(*weights.add(r * row_step));
-                    let half = (word + 1) * group > ends[r];
-                    for (c, sum) in sums.iter_mut().enumerate() {
-                        let mut summand = load(s, row.add(c * LANES), lanes);
-                        if half {
-                            // The other half may be uninitialised cache memory: zero times its content may be NaN.
-                            summand = m.even(s, summand);
+            let (weights, row_step, _) = weights::<STRIDES>(x, M::PARTS, word);
+            for part in 0..M::PARTS {
+                let (first, end) = (word * group + part * group / M::PARTS, (word + 1) * group);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    if first < ends[r] {
+                        let weight = s.splat(*weights.add(r * row_step + part));
+                        for (c, sum) in sums.iter_mut().enumerate() {
+                            let mut summand = m.right(s, row.add(c * LANES), lanes, part);
+                            if M::PARTS == 1 && ends[r] < end {
+                                // The other half may be uninitialised cache memory: zero times its content may be NaN.
+                                summand = m.even(s, summand);
+                            }
+                            *sum = m.add_part(s, weight, summand, *sum);
                         }
-                        *sum = m.mul_add(s, weight, summand, *sum);
                     }
                 }
             }

@@ -2,13 +2,18 @@
 
 use super::words::{BLOCK, Layout};
 use super::{AttentionShape, backward, forward};
-use crate::Element;
+use crate::{Element, Order};
 
 /// Upper limit of the scratch memory of one thread, in bytes, for a segment that sees `keys` keys. The backward pass over all
 /// queries needs most: copies of keys and values in blocks of columns, of keys in blocks of rows, and the sums of their
-/// gradients, which all grow with the number of keys.
-pub(crate) fn scratch_bytes<E: Element>(shape: AttentionShape, keys: usize) -> usize {
-    let (layout, e) = (Layout::of::<E>(shape.head_dim), shape.head_dim);
+/// gradients, which all grow with the number of keys. Widened bf16 is copied as f32.
+pub(crate) fn scratch_bytes<E: Element>(order: Order, shape: AttentionShape, keys: usize) -> usize {
+    if order == Order::Widened { of_words::<f32>(shape, keys) } else { of_words::<E>(shape, keys) }
+}
+
+/// [`scratch_bytes`] with words of format `F`.
+fn of_words<F: Element>(shape: AttentionShape, keys: usize) -> usize {
+    let (layout, e) = (Layout::of::<F, F>(shape.head_dim), shape.head_dim);
     let blocks = keys.div_ceil(BLOCK);
     let backward = backward::most_scratch_floats(layout, keys);
     let forward = blocks * (layout.columns() + layout.rows()) + forward::scratch_floats(keys, e);
@@ -34,16 +39,16 @@ mod tests {
     /// window.
     #[test]
     fn the_formula_is_what_attention_takes() {
-        fn check<E: Element>(keys: usize, window: Option<usize>) {
+        fn check<F: Element>(keys: usize, window: Option<usize>) {
             let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 36, window };
-            let formula = scratch_bytes::<E>(shape, keys);
+            let formula = of_words::<F>(shape, keys);
             let (mut dq, mut dk, mut dv) = ([0.0], [0.0], [0.0]);
             let all = Gradients {
                 dq: Some(Disjoint::new(&mut dq)),
                 dk_dv: Some((Disjoint::new(&mut dk), Disjoint::new(&mut dv))),
             };
             let starts = [0, keys];
-            let of = |piece| backward::scratch_floats::<E>(piece, shape, all) * size_of::<f32>();
+            let of = |piece| backward::scratch_floats::<F>(piece, shape, all) * size_of::<f32>();
             let Backward::Whole(whole) = pieces::backward(Segments::unshared(&starts), shape, 1) else {
                 panic!("cut for one thread")
             };

@@ -4,7 +4,7 @@ use super::backward::{self, Gradients, Inputs};
 use super::blocks::Blocks;
 use super::pieces::{self, Backward, Piece, Visit};
 use super::tile::Rows;
-use super::words::{BLOCK, Layout};
+use super::words::{BLOCK, Layout, widens};
 use super::{AttentionShape, Segments, blocks, forward};
 use crate::disjoint::Disjoint;
 use crate::{Ctx, Element};
@@ -33,16 +33,25 @@ pub(super) fn forward<E: Element>(
     let pieces = pieces::forward(segments, shape, ctx.threads());
     ctx.parallel_for(pieces.len(), |i| {
         for kv_head in pieces[i].kv_heads.clone() {
+            let (piece, inputs) = (&pieces[i], (q, k, v));
             // SAFETY: no two pieces have the same queries and head.
-            unsafe { forward_head(ctx, out, lse, (q, k, v), shape, &pieces[i], kv_head) };
+            unsafe {
+                if widens::<E>(ctx.level()) {
+                    forward_head::<E, f32>(ctx, out, lse, inputs, shape, piece, kv_head);
+                } else {
+                    forward_head::<E, E>(ctx, out, lse, inputs, shape, piece, kv_head);
+                }
+            }
         }
     });
 }
 
+/// Multiplies words of format `F`.
+///
 /// # Safety
 ///
 /// No other thread may access the rows of `out` and `lse` of the piece's queries, for this head.
-unsafe fn forward_head<E: Element>(
+unsafe fn forward_head<E: Element, F: Element>(
     ctx: &Ctx,
     out: Disjoint<'_, E>,
     lse: Disjoint<'_>,
@@ -52,7 +61,7 @@ unsafe fn forward_head<E: Element>(
     kv_head: usize,
 ) {
     let e = shape.head_dim;
-    let layout = Layout::of::<E>(e);
+    let layout = Layout::of::<F, F>(e);
     let blocks = piece.keys().div_ceil(BLOCK);
     let span = |visit: &Visit| forward::span(shape, visit.keys.len());
     let scores = piece.visits.iter().map(|visit| forward::scratch_floats(span(visit), e)).max();
@@ -65,14 +74,14 @@ unsafe fn forward_head<E: Element>(
             let new = visit.new..visit.keys.end;
             let from = blocks::Source { view: &visit.view, kv_head, shape };
             let base = visit.keys.start;
-            blocks::columns(ctx.level(), k_blocks, k, &from, new.clone(), base);
-            blocks::rows(ctx.level(), v_blocks, v, &from, new, base);
+            blocks::columns::<F, E>(ctx.level(), k_blocks, k, &from, new.clone(), base);
+            blocks::rows::<F, E>(ctx.level(), v_blocks, v, &from, new, base);
             let kv =
                 (Blocks::adjacent(k_blocks, layout.columns()), Blocks::adjacent(v_blocks, layout.rows()));
             // SAFETY: the blocks hold all positions that the queries see. The rows are inside the output, with
             // exclusive access guaranteed by the caller.
             unsafe {
-                forward::attend(
+                forward::attend::<E, F, F>(
                     ctx.level(),
                     rows(visit, kv_head, shape),
                     q,
@@ -92,22 +101,35 @@ unsafe fn forward_head<E: Element>(
 pub(super) fn backward<E: Element>(
     ctx: &Ctx,
     inputs: &Inputs<'_, E>,
-    dq: &mut [f32],
-    dk: &mut [f32],
-    dv: &mut [f32],
+    (dq, dk, dv): (&mut [f32], &mut [f32], &mut [f32]),
     segments: Segments<'_>,
 ) {
-    let (dq, dk, dv) = (Disjoint::new(dq), Disjoint::new(dk), Disjoint::new(dv));
+    let gradients = (Disjoint::new(dq), Disjoint::new(dk), Disjoint::new(dv));
+    if widens::<E>(ctx.level()) {
+        backward_in::<E, f32>(ctx, inputs, gradients, segments);
+    } else {
+        backward_in::<E, E>(ctx, inputs, gradients, segments);
+    }
+}
+
+/// [`backward`] with words of format `F`.
+fn backward_in<E: Element, F: Element>(
+    ctx: &Ctx,
+    inputs: &Inputs<'_, E>,
+    (dq, dk, dv): (Disjoint<'_>, Disjoint<'_>, Disjoint<'_>),
+    segments: Segments<'_>,
+) {
     let run = |pieces: &[Piece], gradients: Gradients<'_>| {
         ctx.parallel_for(pieces.len(), |i| {
             let piece = &pieces[i];
-            ctx.with_scratch(backward::scratch_floats::<E>(piece, inputs.shape, gradients), |buf| {
+            ctx.with_scratch(backward::scratch_floats::<F>(piece, inputs.shape, gradients), |buf| {
                 for kv_head in piece.kv_heads.clone() {
                     // SAFETY: a piece writes dq of its queries, and dk and dv of its keys, for its own heads. For each
                     // head, the pieces either cover whole families, or have disjoint queries (when dq is written) or
                     // disjoint keys (when dk and dv are).
                     unsafe {
-                        backward::run(ctx.level(), inputs, piece, kv_head, gradients, buf.as_mut_slice());
+                        let scratch = buf.as_mut_slice();
+                        backward::run::<E, F>(ctx.level(), inputs, piece, kv_head, gradients, scratch);
                     };
                 }
             });

@@ -7,13 +7,14 @@ use crate::gemm_tile::Arithmetic;
 use crate::simd::{LANES, Simd, dispatch};
 
 products! {
-    /// Copies rows of `len` numbers, which start at the offsets `at` in `from`, into consecutive words, rounding if the
-    /// formats differ. Words hold neighbours within a row.
+    /// Copies rows of `len` numbers, which start at the offsets `at` in `from`, as words, `stride` words from one row to the
+    /// next, converting them if the formats differ. Words hold neighbours within a row; what follows a row in them is zero.
     ///
     /// # Safety
     ///
     /// `to` must have room for the rows and 16 more numbers.
-    pub(super) unsafe fn along[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize) = along_generic;
+    pub(super) unsafe fn along[A: Element](to: &mut [f32], stride: usize, from: &[A], at: &[usize], len: usize)
+        = along_generic;
 }
 
 #[inline(always)]
@@ -21,17 +22,17 @@ unsafe fn along_generic<S: Simd, M: Products<S>, A: Element>(
     s: S,
     m: M,
     to: &mut [f32],
+    stride: usize,
     from: &[A],
     at: &[usize],
     len: usize,
 ) {
-    let row_words = len.div_ceil(<M as Arithmetic<S>>::GROUP);
-    debug_assert!(to.len() >= at.len() * row_words + LANES);
+    debug_assert!(stride * <M as Arithmetic<S>>::GROUP >= len && to.len() >= at.len() * stride + LANES);
     for (row, &at) in at.iter().enumerate() {
         let from = &from[at..at + len];
         // SAFETY: guaranteed by the caller. Only zeros are written past a row, where the next row follows.
         unsafe {
-            let to = to.as_mut_ptr().add(row * row_words);
+            let to = to.as_mut_ptr().add(row * stride);
             for i in (0..len).step_by(LANES) {
                 m.store(s, to, i, load(s, from, i));
             }
@@ -90,24 +91,40 @@ fn load<S: Simd, A: Element>(s: S, from: &[A], i: usize) -> S::V {
     crate::lanes::load(s, &from[i..from.len().min(i + LANES)])
 }
 
-dispatch! {
+products! {
     /// Copies up to 16 rows of `len` numbers, which start at the offsets `at` in `from`, as a block of columns. Columns
-    /// without a row are zero.
-    pub(super) fn columns[E: Element](to: &mut [f32], from: &[E], at: &[usize], len: usize) = columns_generic;
+    /// without a row are zero. Words are those of the format of `from`, or f32.
+    ///
+    /// # Safety
+    ///
+    /// Only requires the instruction set, which the level proves.
+    pub(super) unsafe fn columns[A: Element](to: &mut [f32], from: &[A], at: &[usize], len: usize) = columns_generic;
 }
 
 #[inline(always)]
-fn columns_generic<S: Simd, E: Element>(s: S, to: &mut [f32], from: &[E], at: &[usize], len: usize) {
-    let row_words = len.div_ceil(E::GROUP);
-    assert!(to.len() >= row_words * BLOCK && at.len() <= BLOCK);
+unsafe fn columns_generic<S: Simd, M: Products<S>, A: Element>(
+    s: S,
+    _: M,
+    to: &mut [f32],
+    from: &[A],
+    at: &[usize],
+    len: usize,
+) {
+    let group = <M as Arithmetic<S>>::GROUP;
+    let row_words = len.div_ceil(group);
+    assert!(to.len() >= row_words * BLOCK && at.len() <= BLOCK && group <= A::GROUP);
     for first in (0..row_words).step_by(LANES) {
-        let done = first * E::GROUP;
-        let numbers = (len - done).min(LANES * E::GROUP);
+        let done = first * group;
+        let numbers = (len - done).min(LANES * group);
         let mut square = [s.zero(); LANES];
         for (row, &at) in square.iter_mut().zip(at) {
             let from = &from[at + done..at + done + numbers];
-            // SAFETY: the slice has the numbers.
-            *row = unsafe { words::load(s, from.as_ptr(), numbers) };
+            *row = if group == A::GROUP {
+                // SAFETY: the slice has the numbers.
+                unsafe { words::load(s, from.as_ptr(), numbers) }
+            } else {
+                crate::lanes::load(s, from)
+            };
             // The next head's row is likely to be needed next.
             prefetch_row(s, from.as_ptr().wrapping_add(len), numbers);
         }

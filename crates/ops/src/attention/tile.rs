@@ -141,15 +141,15 @@ impl Tile {
         pass_blocks(self.len(), words)
     }
 
-    /// Scores of the rows for the keys of `part`, which begins with a block: row r has its query at `q(r)`; its scores go
-    /// to `out[r * stride..]`, in whole blocks, starting with the part's first key. Blocks without a visible key may be
-    /// left out.
+    /// Scores of the rows for the keys of `part`, which begins with a block: row r has its query, of format `L`, at `q(r)`;
+    /// its scores go to `out[r * stride..]`, in whole blocks, starting with the part's first key. Blocks without a visible
+    /// key may be left out.
     ///
     /// # Safety
     ///
     /// `q` must give rows of words, and `k` blocks of columns that hold all visible keys; `out` must have room for the
     /// scores, and no other thread may access it.
-    pub(super) unsafe fn scores<E: Element>(
+    pub(super) unsafe fn scores<L: Element, R: Element>(
         &self,
         level: Level,
         layout: Layout,
@@ -182,20 +182,20 @@ impl Tile {
                     stride,
                 };
                 // SAFETY: the caller guarantees queries, blocks and outputs.
-                unsafe { kernels::scores::<E>(level, &args) };
+                unsafe { kernels::scores::<L, R>(level, &args) };
             }
         }
     }
 
     /// `out(r) = (Σ_j weight[r][j] · summand_j) · factor[r]` over the keys that row r sees, accumulated over a series of
-    /// calls with ascending parts. A part begins with a block and has its weights, a row of words, at `weights[r *
-    /// stride..]`; the weight of a key that shares a word with the first visible one must be zero.
+    /// calls with ascending parts. A part begins with a block and has its weights, a row of words of format `L`, at
+    /// `weights[r * stride..]`; the weight of a key that shares a word with the first visible one must be zero.
     ///
     /// # Safety
     ///
     /// `out` must give addresses of E floats that no other thread accesses, and `summands` blocks of rows that hold all
     /// visible keys; the weights must be valid.
-    pub(super) unsafe fn weighted_sums<E: Element>(
+    pub(super) unsafe fn weighted_sums<L: Element, R: Element>(
         &self,
         level: Level,
         layout: Layout,
@@ -224,7 +224,7 @@ impl Tile {
                     // Counted from key 0, before the part.
                     weights: weights
                         .wrapping_add(rows.start * stride)
-                        .wrapping_sub(part.start / layout.group),
+                        .wrapping_sub(part.start / layout.left_group),
                     row_step: stride,
                     word_step: 1,
                     summands,
@@ -239,10 +239,10 @@ impl Tile {
                 // SAFETY: the caller guarantees weights, outputs and summands.
                 unsafe {
                     if first < common {
-                        self.add_leading::<E>(level, &sums, rows.clone(), begin..end.min(common));
+                        self.add_leading::<L, R>(level, &sums, rows.clone(), begin..end.min(common));
                     }
                     if sums.start < end {
-                        kernels::add_weighted::<E>(level, &sums);
+                        kernels::add_weighted::<L, R>(level, &sums);
                     }
                 }
             }
@@ -254,7 +254,7 @@ impl Tile {
     /// # Safety
     ///
     /// As for [`kernels::add_weighted`] with `sums`.
-    unsafe fn add_leading<E: Element>(
+    unsafe fn add_leading<L: Element, R: Element>(
         &self,
         level: Level,
         sums: &Weighted<'_>,
@@ -280,7 +280,7 @@ impl Tile {
                     sums.out[i].write_bytes(0, sums.head_dim);
                 }
                 if row_sums.start < row_sums.end {
-                    kernels::add_weighted::<E>(level, &row_sums);
+                    kernels::add_weighted::<L, R>(level, &row_sums);
                 }
             }
         }

@@ -1,33 +1,50 @@
 //! Operand layout of the inner loops: 32-bit words, and the arithmetic of each format.
 //!
 //! A word is an f32 number, or two bf16 numbers that are neighbours along the summed dimension, the even one in the
-//! lower half. Where the linear layers use tiles, attention uses dot pairs: a decoding tile has few rows.
+//! lower half. Where the linear layers use tiles, attention uses dot pairs: a decoding tile has few rows. Where they
+//! widen bf16, only keys and values in the cache are words of bf16: the left operand of each product (queries,
+//! probabilities, derivatives) is f32, as are both in training.
 
-use crate::Element;
 use crate::gemm_tile::{Arithmetic, MulAdd, Pairs, Singles};
 use crate::gemm_widened::Widened;
+use crate::isa::Level;
 use crate::simd::{LANES, Simd};
+use crate::{Element, Order};
 
 /// Tokens in a block of keys and values.
 pub(crate) const BLOCK: usize = LANES;
 
+/// True if the left operands of this level's products of format E are f32, not words of E.
+pub(crate) fn widens<E: Element>(level: Level) -> bool {
+    E::GROUP > 1 && level.order() == Order::Widened
+}
+
 /// Layout of rows of E numbers in words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Numbers per word.
+    /// Numbers per word of keys and values.
     pub(crate) group: usize,
+    /// Numbers per word of a left operand: as many, or 1.
+    pub(crate) left_group: usize,
     /// Head size, E.
     pub(crate) head_dim: usize,
 }
 
 impl Layout {
-    pub(crate) fn of<E: Element>(head_dim: usize) -> Self {
-        Self { group: E::GROUP, head_dim }
+    /// Layout of left operands of format `L`, and of keys and values of format `R`.
+    pub(crate) fn of<L: Element, R: Element>(head_dim: usize) -> Self {
+        const { assert!(L::GROUP <= R::GROUP) };
+        Self { group: R::GROUP, left_group: L::GROUP, head_dim }
     }
 
-    /// Words of a row that pairs neighbours within the row; an unpaired last number is padded with zero.
+    /// Words of a row of keys that pairs neighbours within the row; an unpaired last number is padded with zero.
     pub(crate) fn row(self) -> usize {
         self.head_dim.div_ceil(self.group)
+    }
+
+    /// Words of a row of a left operand, which is padded with zero to as many numbers as a row of keys.
+    pub(crate) fn left_row(self) -> usize {
+        self.row() * (self.group / self.left_group)
     }
 
     /// Words of a block of columns, `[E/2][16][2]` (in f32 `[E][16]`): one vector holds word e of 16 rows.
@@ -46,7 +63,8 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
     /// Number of sums that fit into the registers.
     const CHAINS: usize;
 
-    /// Rounds 16 numbers and stores them consecutively in a row of words, starting at number `at`.
+    /// Converts 16 numbers to the format of a left operand and stores them consecutively in a row of words, starting at
+    /// number `at`.
     ///
     /// # Safety
     ///
@@ -57,21 +75,11 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
     /// loop of single steps.
     const STEPS: usize = 1;
 
-    /// Number of products per word that are separate multiply-adds with operands of their own.
+    /// Number of products per word of keys or values that are separate multiply-adds: each has a word of the left operand
+    /// of its own.
     const PARTS: usize = 1;
 
-    /// Operand of part `part` of the words: a word of a row, in all lanes.
-    ///
-    /// # Safety
-    ///
-    /// The word must be readable.
-    #[inline(always)]
-    unsafe fn left(self, s: S, p: *const f32, _part: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        s.splat(unsafe { *p })
-    }
-
-    /// Operand of part `part` of the words: the words of 16 columns, of which `lanes` are readable.
+    /// Right operand of part `part` of the words of 16 columns, of which `lanes` are readable.
     ///
     /// # Safety
     ///
@@ -113,13 +121,7 @@ impl<S: Simd> Products<S> for Widened {
     #[inline(always)]
     unsafe fn store(self, s: S, row: *mut f32, at: usize, v: S::V) {
         // SAFETY: guaranteed by the caller.
-        unsafe { s.store_bf16(row.cast::<u16>().add(at), v) }
-    }
-
-    #[inline(always)]
-    unsafe fn left(self, s: S, p: *const f32, part: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { if part == 0 { s.low_half(s.splat(*p)) } else { s.splat_high(p) } }
+        unsafe { s.store_ptr(row.add(at), v) }
     }
 
     #[inline(always)]
@@ -196,10 +198,30 @@ pub(super) unsafe fn load<S: Simd, E: Element>(s: S, p: *const E, n: usize) -> S
     }
 }
 
-/// Defines `unsafe fn name::<E, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is the
-/// arithmetic of the format E in the level's order of bf16 products, using the processor's native instruction if it has
-/// one.
+/// Defines `unsafe fn name::<Format, …>(level, args…)` from a kernel `generic(s, m, args…)`, where `m: impl Products` is
+/// the arithmetic of words of that format, using the processor's native instruction if it has one. With `<Left, Right>`,
+/// operands may have different formats: the left one f32, the right one bf16.
 macro_rules! products {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident<Left, Right>($($arg:ident: $ty:ty),* $(,)?) = $generic:path;) => {
+        $(#[$meta])*
+        $vis unsafe fn $name<Left: $crate::Element, Right: $crate::Element>(level: $crate::isa::Level, $($arg: $ty),*) {
+            #[inline(always)]
+            unsafe fn widened_generic<S: $crate::simd::Simd>(s: S, $($arg: $ty),*) {
+                // SAFETY: the requirements are those of this function; also below.
+                unsafe { $generic(s, $crate::gemm_widened::Widened, $($arg),*) }
+            }
+            $crate::simd::dispatch! {
+                unsafe fn widened($($arg: $ty),*) = widened_generic;
+            }
+            $crate::attention::words::products! {
+                unsafe fn of_one_format($($arg: $ty),*) = $generic;
+            }
+            // SAFETY: as above; a level exists only for an instruction set that was detected.
+            unsafe {
+                if Left::GROUP < Right::GROUP { widened(level, $($arg),*) } else { of_one_format::<Right>(level, $($arg),*) }
+            }
+        }
+    };
     ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$gen:ident: $bound:path])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $generic:path;) => {
         $(#[$meta])*
         $vis unsafe fn $name<Format: $crate::Element $(, $gen: $bound)?>(level: $crate::isa::Level, $($arg: $ty),*) $(-> $ret)? {
@@ -209,20 +231,12 @@ macro_rules! products {
                 unsafe { $generic(s, $crate::gemm_tile::Singles, $($arg),*) }
             }
             #[inline(always)]
-            unsafe fn widened_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: as above.
-                unsafe { $generic(s, $crate::gemm_widened::Widened, $($arg),*) }
-            }
-            #[inline(always)]
             unsafe fn pairs_generic<S: $crate::simd::Simd $(, $gen: $bound)?>(s: S, $($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
                 unsafe { $generic(s, $crate::gemm_tile::Pairs, $($arg),*) }
             }
             $crate::simd::dispatch! {
                 unsafe fn singles $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = singles_generic;
-            }
-            $crate::simd::dispatch! {
-                unsafe fn widened $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = widened_generic;
             }
             $crate::simd::dispatch! {
                 unsafe fn pairs $([$gen: $bound])? ($($arg: $ty),*) $(-> $ret)? = pairs_generic;
@@ -238,9 +252,8 @@ macro_rules! products {
             }
             // SAFETY: as above; a level exists only for an instruction set that was detected.
             unsafe {
-                match level.order() {
-                    _ if Format::GROUP == 1 => singles(level, $($arg),*),
-                    $crate::Order::Widened => widened(level, $($arg),*),
+                match Format::GROUP {
+                    1 => singles(level, $($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     _ if level.has_native_pairs() => native($($arg),*),
                     _ => pairs(level, $($arg),*),

@@ -104,7 +104,7 @@ impl Bench<'_> {
         let adapter = adapter.as_ref().map(|lora| (lora, false));
         let step = StepShape { tokens, longest, checkpointing: self.checkpointing.into(), adapter };
         config.activation_bytes(step)
-            + config.training_scratch_bytes(self.ctx.isa(), self.ctx.threads(), step)
+            + config.training_scratch_bytes(self.ctx.isa(), self.ctx.order(), self.ctx.threads(), step)
     }
 
     /// Cache, quantized weights and steps of the rollout engine.

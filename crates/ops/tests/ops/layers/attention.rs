@@ -67,11 +67,16 @@ impl Case {
     /// dq, dk, dv of the inputs in another format.
     pub(crate) fn backward_in<E: Element>(&self, ctx: &Ctx) -> Vec<Buf> {
         let (out, lse) = self.forward_in::<E>(ctx);
+        self.backward_of(ctx, &out, &lse)
+    }
+
+    /// dq, dk, dv of these results of the forward pass.
+    pub(crate) fn backward_of<E: Element>(&self, ctx: &Ctx, out: &Buf<E>, lse: &Buf) -> Vec<Buf> {
         let nan = |like: &Buf| Buf::from_vec(vec![f32::NAN; like.len()]);
         let (mut dq, mut dk, mut dv) = (nan(&self.q), nan(&self.k), nan(&self.v));
         let (q, k, v) = (&narrow::<E>(&self.q), &narrow(&self.k), &narrow(&self.v));
         let (d_out, segments) = (&self.d_out, self.segments());
-        attention_backward(ctx, &mut dq, &mut dk, &mut dv, d_out, &out, &lse, q, k, v, self.shape, segments);
+        attention_backward(ctx, &mut dq, &mut dk, &mut dv, d_out, out, lse, q, k, v, self.shape, segments);
         vec![dq, dk, dv]
     }
 

@@ -17,6 +17,11 @@ fn round(x: f32) -> f32 {
     Bf16::narrow(x).widen()
 }
 
+/// A number in f32 as an operand of a product.
+fn operand(ctx: &Ctx, x: f32) -> f32 {
+    if ctx.order() == Order::Widened { x } else { round(x) }
+}
+
 /// The case with its inputs rounded to bf16, so that they are exactly the operands.
 fn rounded(mut case: Case) -> Case {
     for x in [&mut case.q, &mut case.k, &mut case.v] {
@@ -94,20 +99,44 @@ fn scores_and_gradients_are_in_order() {
                     for width in [8, 4, 2, 1] {
                         (0..width).for_each(|i| lanes[i] += lanes[i + width]);
                     }
-                    let d_rounded: Vec<f32> = d_out.iter().copied().map(round).collect();
-                    ds.push(round(products(&ctx, &d_rounded, &v) - lanes[0]));
+                    let factors: Vec<f32> = d_out.iter().map(|&x| operand(&ctx, x)).collect();
+                    ds.push(operand(&ctx, products(&ctx, &factors, &v) - lanes[0]));
                     let expected: Vec<f32> = k.iter().map(|k| ds[ds.len() - 1] * k * scale).collect();
                     assert_eq!(row(&dq, head), expected, "dq, {shape:?}, {ctx:?}");
                 }
                 let column =
                     |x: &Buf, i: usize| -> Vec<f32> { heads.iter().map(|&n| row(x, n)[i]).collect() };
                 for i in 0..e {
-                    let d_out: Vec<f32> = column(&case.d_out, i).into_iter().map(round).collect();
+                    let d_out: Vec<f32> =
+                        column(&case.d_out, i).into_iter().map(|x| operand(&ctx, x)).collect();
                     let expected = (
                         products(&ctx, &ds, &column(&case.q, i)) * scale,
                         products(&ctx, &vec![1.0; group], &d_out),
                     );
                     assert_eq!((row(&dk, kv)[i], row(&dv, kv)[i]), expected, "{shape:?}, {ctx:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Where bf16 is widened, only the output is rounded.
+#[test]
+fn widened_bf16_is_f32_of_the_widened_numbers() {
+    for shape in SHAPES {
+        for window in [None, Some(9)] {
+            let mut case = rounded(Case::new(shape, &[1, 2, 15, 0, 16, 17, 33, 70]));
+            case.shape.window = window;
+            for ctx in contexts_of_all_orders().into_iter().filter(|ctx| ctx.order() == Order::Widened) {
+                let what = format!("{shape:?}, window {window:?}, {ctx:?}");
+                let (out, lse) = case.forward_in::<Bf16>(&ctx);
+                let (exact, exact_lse) = case.forward_in::<f32>(&ctx);
+                assert!(bits(&widen(&out)) == bits(&widen(&narrow::<Bf16>(&exact))), "out, {what}");
+                assert!(bits(&lse) == bits(&exact_lse), "lse, {what}");
+                let expected = case.backward_of(&ctx, &widen(&out), &lse);
+                let got = case.backward_of(&ctx, &out, &lse);
+                for (name, (got, expected)) in ["dq", "dk", "dv"].iter().zip(got.iter().zip(&expected)) {
+                    assert!(bits(got) == bits(expected), "{name}, {what}");
                 }
             }
         }
