@@ -5,7 +5,8 @@
 //! cargo bench --bench formats -- [ROUNDS] [ISA] [decode]
 //! ```
 //!
-//! Time that other programs take does not count, so that ratios are usable on a busy machine (Linux only).
+//! Of every part the shortest time counts, and time that other programs take does not, so that ratios are usable on a busy
+//! machine (Linux only). The more rounds, the better.
 
 mod clock;
 
@@ -14,8 +15,6 @@ use rloom_ops::{
     attention_backward, ceiling, head_backward, head_forward, linear, linear_backward_input,
     linear_backward_swiglu, linear_backward_weight, linear_swiglu, pack,
 };
-
-use clock::median;
 
 /// Processor seconds of this thread.
 fn clock() -> f64 {
@@ -184,13 +183,15 @@ impl<'c, E: Element> DecodeStep<'c, E> {
     }
 }
 
-/// Reports pairs of seconds in f32 and in bf16.
+/// Reports seconds in f32 and in bf16.
 #[expect(clippy::print_stdout, reason = "the output of this program")]
-fn report(name: &str, seconds: &[(f64, f64)]) {
-    let of = |f: fn(&(f64, f64)) -> f64| median(seconds.iter().map(f).collect());
-    let (single, half, ratio) =
-        (of(|pair| 1e3 * pair.0), of(|pair| 1e3 * pair.1), of(|pair| pair.0 / pair.1));
-    println!("{name:>28}  {single:7.0}  {half:7.0}  {ratio:6.2}");
+fn report(name: &str, single: f64, half: f64) {
+    println!("{name:>28}  {:7.1}  {:7.1}  {:6.2}", 1e3 * single, 1e3 * half, single / half);
+}
+
+/// Shortest of some times.
+fn shortest(times: impl Iterator<Item = f64>) -> f64 {
+    times.fold(f64::INFINITY, f64::min)
 }
 
 #[expect(clippy::print_stdout, reason = "the output of this program")]
@@ -212,12 +213,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:>28}  {:>7}  {:>7}  {:>6}", "milliseconds", "f32", "bf16", "ratio");
     let (single, half) = (TrainingStep::<f32>::new(&ctx), TrainingStep::<Bf16>::new(&ctx));
     let steps: Vec<_> = (0..rounds).map(|_| (single.measure(), half.measure())).collect();
+    let mut sums = (0.0, 0.0);
     for (part, name) in PARTS.iter().enumerate() {
-        let seconds: Vec<_> = steps.iter().map(|(single, half)| (single[part], half[part])).collect();
-        report(&format!("train S, {name}"), &seconds);
+        let single = shortest(steps.iter().map(|step| step.0[part]));
+        let half = shortest(steps.iter().map(|step| step.1[part]));
+        report(&format!("train S, {name}"), single, half);
+        sums = (sums.0 + single, sums.1 + half);
     }
-    let sums: Vec<_> = steps.iter().map(|(single, half)| (single.iter().sum(), half.iter().sum())).collect();
-    report("train S", &sums);
+    report("train S", sums.0, sums.1);
     decoding(&ctx, rounds);
     Ok(())
 }
@@ -235,9 +238,8 @@ fn decoding(ctx: &Ctx, rounds: usize) {
         let turns: Vec<[f64; 4]> = (0..rounds)
             .map(|_| [single.measure(r), half.measure(r), small.measure(r), small_half.measure(r)])
             .collect();
-        let of = |f: &dyn Fn(&[f64; 4]) -> f64| median(turns.iter().map(f).collect());
-        let [a, b, c, d] = std::array::from_fn(|i| of(&|turn| 1e3 * turn[i]));
-        let (wide, narrow) = (of(&|turn| turn[0] / turn[2]), of(&|turn| turn[1] / turn[3]));
+        let [a, b, c, d] = std::array::from_fn(|i| 1e3 * shortest(turns.iter().map(|turn| turn[i])));
+        let (wide, narrow) = (a / c, b / d);
         println!("{r:>20}  {a:7.1}  {b:7.1}  {c:9.1}  {d:10.1}  {wide:9.2}  {narrow:9.2}");
     }
 }

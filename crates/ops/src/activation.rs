@@ -19,34 +19,25 @@ fn forward_row_generic<S: Simd, E: Element>(
     gate: &[f32],
     up: &[f32],
 ) {
-    let whole = y.len() / LANES * LANES;
-    let (chunks, rest) = y.as_chunks_mut::<LANES>();
-    let factors = gate.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
-    for (i, (y, (gate, up))) in chunks.iter_mut().zip(factors).enumerate() {
-        let (gate, up) = (rounded::<S, E>(s, s.load(gate)), rounded::<S, E>(s, s.load(up)));
-        if let Some([kept_gate, kept_up]) = &mut kept {
-            lanes::store(s, &mut kept_gate[i * LANES..][..LANES], gate);
-            lanes::store(s, &mut kept_up[i * LANES..][..LANES], up);
-        }
+    let at = (0..y.len()).step_by(LANES);
+    for ((y, first), (gate, up)) in y.chunks_mut(LANES).zip(at).zip(gate.chunks(LANES).zip(up.chunks(LANES)))
+    {
+        let mut numbers = [[E::default(); LANES]; 2];
+        let [kept_gate, kept_up] = kept.as_mut().map_or_else(
+            || numbers.each_mut().map(|numbers| &mut numbers[..y.len()]),
+            |kept| kept.each_mut().map(|kept| &mut kept[first..first + y.len()]),
+        );
+        let gate = rounded(s, lanes::load(s, gate), kept_gate);
+        let up = rounded(s, lanes::load(s, up), kept_up);
         lanes::store(s, y, swiglu(s, gate, up));
-    }
-    if !rest.is_empty() {
-        let (gate, up) = (lanes::load(s, &gate[whole..]), lanes::load(s, &up[whole..]));
-        let (gate, up) = (rounded::<S, E>(s, gate), rounded::<S, E>(s, up));
-        if let Some([kept_gate, kept_up]) = &mut kept {
-            lanes::store(s, &mut kept_gate[whole..], gate);
-            lanes::store(s, &mut kept_up[whole..], up);
-        }
-        lanes::store(s, rest, swiglu(s, gate, up));
     }
 }
 
-/// Rounds each lane to the nearest value of the format.
+/// Stores the nearest numbers of the format, and returns them.
 #[inline(always)]
-fn rounded<S: Simd, E: Element>(s: S, v: S::V) -> S::V {
-    let mut numbers = [E::default(); LANES];
-    lanes::store(s, &mut numbers, v);
-    lanes::load(s, &numbers)
+fn rounded<S: Simd, E: Element>(s: S, v: S::V, to: &mut [E]) -> S::V {
+    lanes::store(s, to, v);
+    lanes::load(s, to)
 }
 
 #[inline(always)]

@@ -304,19 +304,24 @@ fn norm_rotate_heads_generic<S: Simd, E: Element>(
             *rstd = by;
         }
         let by = s.splat(by);
-        let normed = |x: &[E], w: &[f32]| s.mul(s.mul(lanes::load(s, x), by), lanes::load(s, w));
         let ((to_low, to_high), (low, high)) = (y.split_at_mut(half), x.split_at(half));
         let to = to_low.chunks_mut(LANES).zip(to_high.chunks_mut(LANES));
         let low = low.chunks(LANES).zip(w_low.chunks(LANES));
         let high = high.chunks(LANES).zip(w_high.chunks(LANES));
         let angles = cos.chunks(LANES).zip(sin.chunks(LANES));
         for (((to_low, to_high), (low, high)), (cos, sin)) in to.zip(low.zip(high)).zip(angles) {
-            let halves = (normed(low.0, low.1), normed(high.0, high.1));
+            let halves = (scaled(s, low, by), scaled(s, high, by));
             let (a, b) = rotated(s, halves, (lanes::load(s, cos), lanes::load(s, sin)));
             lanes::store(s, to_low, a);
             lanes::store(s, to_high, b);
         }
     }
+}
+
+/// `x · by · w` of a vector. A function, because a closure is not always inlined, and then lacks the instruction set.
+#[inline(always)]
+fn scaled<S: Simd, E: Element>(s: S, (x, w): (&[E], &[f32]), by: S::V) -> S::V {
+    s.mul(s.mul(lanes::load(s, x), by), lanes::load(s, w))
 }
 
 /// Converts the derivatives with respect to the outputs of [`linear_heads`] to those with respect to the output of its

@@ -76,14 +76,38 @@ unsafe fn rounded_256(v: __m256) -> __m256i {
     unsafe {
         let bits = _mm256_castps_si256(v);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        let increment = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        // Masks rather than blends, which are up to three instructions each. Infinity rounds to itself; a NaN must not
+        // round to infinity.
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let rounded = _mm256_add_epi32(bits, _mm256_andnot_si256(nan, increment));
+        let rounded = _mm256_or_si256(rounded, _mm256_and_si256(nan, _mm256_set1_epi32(0x0040_0000)));
+        // Only the sign remains of numbers below the smallest normal one.
         let exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f80_0000));
         let tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
-        let sign = _mm256_and_si256(bits, _mm256_set1_epi32(0x8000_0000_u32 as i32));
-        let rounded = _mm256_blendv_epi8(rounded, sign, tiny);
-        // Infinity rounds to itself; a NaN must not round to infinity.
-        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-        _mm256_blendv_epi8(rounded, _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000)), nan)
+        _mm256_andnot_si256(_mm256_srli_epi32::<1>(tiny), rounded)
+    }
+}
+
+/// The nearest bf16 numbers of two vectors, in the order of [`_mm256_packus_epi32`]: as [`rounded_256`], on both at once.
+#[inline(always)]
+unsafe fn rounded_512(v: Pair) -> __m256i {
+    unsafe {
+        let (a, b) = (_mm256_castps_si256(v.0), _mm256_castps_si256(v.1));
+        let upper = _mm256_packus_epi32(_mm256_srli_epi32::<16>(a), _mm256_srli_epi32::<16>(b));
+        let zero = _mm256_setzero_si256();
+        let (a, b) = (_mm256_blend_epi16::<0xaa>(a, zero), _mm256_blend_epi16::<0xaa>(b, zero));
+        let lower = _mm256_packus_epi32(a, b);
+        // 1 where the lower half, plus one if the upper one is odd, is above a half.
+        let (one, half) = (_mm256_set1_epi16(1), _mm256_set1_epi16(0x8000_u16 as i16));
+        let above = _mm256_subs_epu16(_mm256_adds_epu16(lower, _mm256_and_si256(upper, one)), half);
+        let increment = _mm256_min_epu16(above, one);
+        let nan = |v| _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let nan = _mm256_packs_epi32(nan(v.0), nan(v.1));
+        let rounded = _mm256_add_epi16(upper, _mm256_andnot_si256(nan, increment));
+        let rounded = _mm256_or_si256(rounded, _mm256_and_si256(nan, _mm256_set1_epi16(0x0040)));
+        let tiny = _mm256_cmpeq_epi16(_mm256_and_si256(upper, _mm256_set1_epi16(0x7f80)), zero);
+        _mm256_andnot_si256(_mm256_srli_epi16::<1>(tiny), rounded)
     }
 }
 
@@ -260,11 +284,8 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Pair) {
         unsafe {
-            let (low, high) = (rounded_256(v.0), rounded_256(v.1));
-            let (low, high) = (_mm256_srli_epi32::<16>(low), _mm256_srli_epi32::<16>(high));
-            // Packs the 128-bit parts separately.
-            let numbers = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(low, high));
-            _mm256_storeu_si256(p.cast(), numbers);
+            // Packing works on the 128-bit parts separately.
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0xd8>(rounded_512(v)));
         }
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Processor time, which other programs disturb least, and medians.
+//! Processor time, which other programs disturb least.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -24,9 +24,4 @@ fn processor_seconds() -> Option<f64> {
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn processor_seconds() -> Option<f64> {
     None
-}
-
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -6,7 +6,7 @@ mod clock;
 
 use rloom_ops::{Ctx, Isa, ceiling};
 
-use clock::{clock, median};
+use clock::clock;
 
 /// Seconds of a turn of the kernel, at least.
 const TURN: f64 = 0.002;
@@ -87,4 +87,9 @@ pub(crate) fn rate(ctx: &Ctx, flop: f64, mut call: impl FnMut()) -> Rate {
         before = after;
     }
     Rate { seconds: median(seconds), share: median(shares) }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }

@@ -142,9 +142,15 @@ unsafe fn derivative<S: Simd>(
     if at >= start && at + LANES <= end {
         return (p, ds);
     }
-    let (before, n) = (start.saturating_sub(at), (end - at).min(LANES));
-    let visible = |x: S::V| first_lanes(s, before, s.zero(), first_lanes(s, n, x, s.zero()));
-    (visible(p), visible(ds))
+    let visible = start.saturating_sub(at)..(end - at).min(LANES);
+    (lanes(s, visible.clone(), p), lanes(s, visible, ds))
+}
+
+/// `x` in these lanes, 0 in the others. A function, because a closure is not always inlined, and then lacks the
+/// instruction set.
+#[inline(always)]
+fn lanes<S: Simd>(s: S, visible: Range<usize>, x: S::V) -> S::V {
+    first_lanes(s, visible.start, s.zero(), first_lanes(s, visible.end, x, s.zero()))
 }
 
 /// `a` in the first `n` lanes, `b` in the others.
