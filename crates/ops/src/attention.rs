@@ -16,9 +16,8 @@
 //! With a window of W keys, a query sees the last W keys of its sequence up to itself, and all of the above runs over
 //! these alone: the lanes of `l` are still given by the key's index in the sequence.
 //!
-//! This is the complete definition for f32. In bf16, `out` is rounded once, at the end. Where linear layers widen bf16,
-//! everything else is as for f32, of the widened numbers. In dot pairs, and where linear layers use tiles, products
-//! multiply pairs of bf16 numbers:
+//! This is the complete definition for f32. In bf16, `out` is rounded once, at the end. Everything else is as for f32, of
+//! the widened numbers, unless bf16 products are dot pairs:
 //!
 //! - a chain runs over pairs (2i, 2i + 1), the odd element of a pair first. An unpaired last number is padded with zero;
 //! - `p_j` are rounded to bf16 for the weighted sum of the values; keys are paired by sequence position (2i, 2i + 1).

@@ -98,7 +98,7 @@ pub enum Order {
     /// Ascending pairs of numbers, the odd one first, as by the instruction of AVX-512 BF16. On every instruction set;
     /// without the instruction several times slower than f32.
     DotPairs,
-    /// Blocks of 16 pairs, as by AMX, and dot pairs in attention. On processors with AMX.
+    /// Blocks of 16 pairs, as by AMX, and widened in attention. On processors with AMX.
     Tiles,
 }
 

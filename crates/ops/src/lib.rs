@@ -25,7 +25,7 @@
 //!   [`Order::DotPairs`] is one chain over ascending pairs of indices, the odd index of a pair first, as defined by the
 //!   processors' dot-product instruction; numbers below the smallest normal one are flushed to zero. (A sum within 2⁻¹⁵⁰
 //!   of that number may be zero by the instruction and the number itself elsewhere.) [`Order::Tiles`] runs over blocks of
-//!   32 indices, each of them two chains, of the even and of the odd indices; its attention uses dot pairs.
+//!   32 indices, each of them two chains, of the even and of the odd indices; its attention widens.
 //! * A product with a weight of 8 bits ([`Packed::quantized`]) is the sum of products above over the numbers of the one factor,
 //!   widened to f32, and the integers of the other, multiplied by the scale of the weight's row when it is complete.
 //! * A reduction of a row (norms, softmax) runs in 16 lanes, lane `l` over the elements whose index is `l` modulo 16,

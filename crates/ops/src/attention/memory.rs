@@ -8,7 +8,7 @@ use crate::{Element, Order};
 /// queries needs most: copies of keys and values in blocks of columns, of keys in blocks of rows, and the sums of their
 /// gradients, which all grow with the number of keys. Widened bf16 is copied as f32.
 pub(crate) fn scratch_bytes<E: Element>(order: Order, shape: AttentionShape, keys: usize) -> usize {
-    if order == Order::Widened { of_words::<f32>(shape, keys) } else { of_words::<E>(shape, keys) }
+    if order == Order::DotPairs { of_words::<E>(shape, keys) } else { of_words::<f32>(shape, keys) }
 }
 
 /// [`scratch_bytes`] with words of format `F`.

@@ -1,9 +1,10 @@
 //! Operand layout of the inner loops: 32-bit words, and the arithmetic of each format.
 //!
 //! A word is an f32 number, or two bf16 numbers that are neighbours along the summed dimension, the even one in the
-//! lower half. Where the linear layers use tiles, attention uses dot pairs: a decoding tile has few rows. Where they
-//! widen bf16, only keys and values in the cache are words of bf16: the left operand of each product (queries,
-//! probabilities, derivatives) is f32, as are both in training.
+//! lower half. Unless products are dot pairs, bf16 is widened, also where the linear layers use tiles: a decoding tile
+//! has few rows, and processors with AMX have f32 multiply-adds as fast as dot pairs. Only keys and values in the cache
+//! are words of bf16 then: the left operand of each product (queries, probabilities, derivatives) is f32, as are both in
+//! training.
 
 use crate::gemm_tile::{Arithmetic, MulAdd, Pairs, Singles};
 use crate::gemm_widened::Widened;
@@ -16,7 +17,7 @@ pub(crate) const BLOCK: usize = LANES;
 
 /// True if the left operands of this level's products of format E are f32, not words of E.
 pub(crate) fn widens<E: Element>(level: Level) -> bool {
-    E::GROUP > 1 && level.order() == Order::Widened
+    E::GROUP > 1 && level.order() != Order::DotPairs
 }
 
 /// Layout of rows of E numbers in words.

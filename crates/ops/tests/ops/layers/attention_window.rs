@@ -162,7 +162,7 @@ fn value_sums_are_in_order() {
         case.v = widen::<Bf16>(&narrow(&case.v));
         case.q.as_mut_slice().fill(0.0);
         for ctx in contexts_of_all_orders() {
-            let order = if ctx.order() == Order::Widened { Order::Widened } else { Order::DotPairs };
+            let order = if ctx.order() == Order::DotPairs { Order::DotPairs } else { Order::Widened };
             let out = widen(&case.forward_in::<Bf16>(&ctx).0);
             for bounds in case.seq_starts.windows(2) {
                 for t in bounds[0]..bounds[1] {
