@@ -5,7 +5,7 @@
 //! cargo bench --bench formats -- [ROUNDS] [ISA] [decode]
 //! ```
 //!
-//! Of every part the shortest time counts, and time that other programs take does not, so that ratios are usable on a busy
+//! Of every operation the shortest time counts, and time that other programs take does not, so that ratios are usable on a busy
 //! machine (Linux only). The more rounds, the better.
 
 mod clock;
@@ -19,6 +19,19 @@ use rloom_ops::{
 /// Processor seconds of this thread.
 fn clock() -> f64 {
     clock::clock(1)
+}
+
+/// Seconds of operations.
+struct Laps(Vec<f64>);
+
+impl Laps {
+    /// Runs an operation and adds its time.
+    fn time<T>(&mut self, operation: impl FnOnce() -> T) -> T {
+        let start = clock();
+        let result = operation();
+        self.0.push(clock() - start);
+        result
+    }
 }
 
 /// Tokens, width, feed-forward width and vocabulary of shape S.
@@ -35,7 +48,9 @@ const F_M: usize = 4864;
 const V_M: usize = 32_000;
 /// Layers of shape M, and those that are measured: more than fit in a cache.
 const LAYERS_M: (f64, usize) = (24.0, 4);
-const PARTS: [&str; 4] = ["linear forward", "linear backward", "attention", "head"];
+/// Parts of a training step, and the number of operations of each.
+const PARTS: [(&str, usize); 4] =
+    [("linear forward", 4), ("linear backward", 8), ("attention", 2), ("head", 2)];
 
 fn noise<E: Element>(len: usize) -> Buf<E> {
     Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
@@ -70,14 +85,14 @@ impl<'c, E: Element> TrainingStep<'c, E> {
         Self { ctx, qkv, out, gate_up, down, head }
     }
 
-    /// Seconds of the [`PARTS`] of a step.
-    fn measure(&self) -> [f64; 4] {
-        let layer = self.layer();
-        [LAYERS_S * layer[0], LAYERS_S * layer[1], LAYERS_S * self.attention(), self.head()]
+    /// Seconds of the operations of a step, in the order of [`PARTS`].
+    fn measure(&self) -> Vec<f64> {
+        let of_layers = self.layer().into_iter().chain(self.attention()).map(|seconds| LAYERS_S * seconds);
+        of_layers.chain(self.head()).collect()
     }
 
-    /// Seconds of the forward and the backward pass of a layer's products.
-    fn layer(&self) -> [f64; 2] {
+    /// Seconds of a layer's products, forward and backward.
+    fn layer(&self) -> Vec<f64> {
         let (x, normed) = (noise::<f32>(T * D), noise::<E>(T * D));
         let ones = Buf::from_vec(vec![1.0; D]);
         let norm = Norm { weight: &ones, eps: 1e-6 };
@@ -85,25 +100,34 @@ impl<'c, E: Element> TrainingStep<'c, E> {
         let (mut hidden, mut gate_up) = (Buf::<E>::zeros(T * F), Buf::<E>::zeros(T * 2 * F));
         let gradient = |n: usize, k: usize| Buf::zeros(n * k);
         let mut gradients = [gradient(D, F), gradient(2 * F, D), gradient(D, D), gradient(2 * D, D)];
-        let start = clock();
-        linear(self.ctx, &mut heads, &normed, T, &self.qkv.1, None);
-        linear(self.ctx, &mut dx, &normed, T, &self.out.1, None);
-        linear_swiglu(self.ctx, &mut hidden, Some(&mut gate_up), &x, norm, T, &self.gate_up.1);
-        linear(self.ctx, &mut dx, &hidden, T, &self.down.1, None);
-        let middle = clock();
+        let mut laps = Laps(Vec::new());
+        laps.time(|| linear(self.ctx, &mut heads, &normed, T, &self.qkv.1, None));
+        laps.time(|| linear(self.ctx, &mut dx, &normed, T, &self.out.1, None));
+        laps.time(|| {
+            linear_swiglu(self.ctx, &mut hidden, Some(&mut gate_up), &x, norm, T, &self.gate_up.1);
+        });
+        laps.time(|| linear(self.ctx, &mut dx, &hidden, T, &self.down.1, None));
         let [d_down, d_gate_up, d_out, d_qkv] = &mut gradients;
-        linear_backward_weight(self.ctx, d_down, &x, &hidden, T, D, F);
-        linear_backward_swiglu(self.ctx, &mut gate_up, &mut hidden, &x, T, &self.down.0, D, F);
-        linear_backward_weight(self.ctx, d_gate_up, &gate_up, &normed, T, 2 * F, D);
-        linear_backward_input::<E, E, f32>(self.ctx, &mut dx, &gate_up, T, &self.gate_up.0, 2 * F, D, false);
-        linear_backward_weight(self.ctx, d_out, &x, &normed, T, D, D);
-        linear_backward_input::<E, f32, f32>(self.ctx, &mut dx, &x, T, &self.out.0, D, D, false);
-        linear_backward_weight(self.ctx, d_qkv, &heads, &normed, T, 2 * D, D);
-        linear_backward_input::<E, E, f32>(self.ctx, &mut dx, &heads, T, &self.qkv.0, 2 * D, D, false);
-        [middle - start, clock() - middle]
+        laps.time(|| linear_backward_weight(self.ctx, d_down, &x, &hidden, T, D, F));
+        laps.time(|| {
+            linear_backward_swiglu(self.ctx, &mut gate_up, &mut hidden, &x, T, &self.down.0, D, F);
+        });
+        laps.time(|| linear_backward_weight(self.ctx, d_gate_up, &gate_up, &normed, T, 2 * F, D));
+        let ctx = self.ctx;
+        laps.time(|| {
+            linear_backward_input::<E, E, f32>(ctx, &mut dx, &gate_up, T, &self.gate_up.0, 2 * F, D, false);
+        });
+        laps.time(|| linear_backward_weight(ctx, d_out, &x, &normed, T, D, D));
+        laps.time(|| linear_backward_input::<E, f32, f32>(ctx, &mut dx, &x, T, &self.out.0, D, D, false));
+        laps.time(|| linear_backward_weight(ctx, d_qkv, &heads, &normed, T, 2 * D, D));
+        laps.time(|| {
+            linear_backward_input::<E, E, f32>(ctx, &mut dx, &heads, T, &self.qkv.0, 2 * D, D, false);
+        });
+        laps.0
     }
 
-    fn attention(&self) -> f64 {
+    /// Seconds of attention, forward and backward.
+    fn attention(&self) -> Vec<f64> {
         let shape = AttentionShape { heads: 8, kv_heads: 4, head_dim: 32, window: None };
         let starts: Vec<usize> = (0..=T / 128).map(|sequence| sequence * 128).collect();
         let segments = Segments::unshared(&starts);
@@ -111,38 +135,43 @@ impl<'c, E: Element> TrainingStep<'c, E> {
             (noise::<E>(T * 256), noise::<E>(T * 128), noise::<E>(T * 128), noise::<f32>(T * 256));
         let (mut out, mut lse) = (Buf::<E>::zeros(T * 256), Buf::zeros(T * 8));
         let [mut dq, mut dk, mut dv] = [T * 256, T * 128, T * 128].map(Buf::<f32>::zeros);
-        let start = clock();
-        attention(self.ctx, &mut out, &mut lse, &q, &k, &v, shape, segments);
-        attention_backward(
-            self.ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments,
-        );
-        clock() - start
+        let mut laps = Laps(Vec::new());
+        laps.time(|| attention(self.ctx, &mut out, &mut lse, &q, &k, &v, shape, segments));
+        laps.time(|| {
+            attention_backward(
+                self.ctx, &mut dq, &mut dk, &mut dv, &d_out, &out, &lse, &q, &k, &v, shape, segments,
+            );
+        });
+        laps.0
     }
 
-    fn head(&self) -> f64 {
+    /// Seconds of the head, forward and backward.
+    fn head(&self) -> Vec<f64> {
         let h = noise::<E>(T * D);
         let (mut dh, mut dw) = (Buf::zeros(T * D), Buf::zeros(V * D));
         let targets: Vec<u32> = (0..T).map(|t| (t * 31 % V) as u32).collect();
         let (ones, small) = (vec![1.0; T], vec![0.01; T]);
         let Weight(rows, packed) = &self.head;
-        let start = clock();
-        let scores = head_forward(self.ctx, &h, T, packed, &targets, &ones);
-        head_backward(
-            self.ctx,
-            &mut dh,
-            &mut dw,
-            &h,
-            T,
-            Matrix::from(rows),
-            packed,
-            &targets,
-            &ones,
-            &scores,
-            &small,
-            &small,
-            None,
-        );
-        clock() - start
+        let mut laps = Laps(Vec::new());
+        let scores = laps.time(|| head_forward(self.ctx, &h, T, packed, &targets, &ones));
+        laps.time(|| {
+            head_backward(
+                self.ctx,
+                &mut dh,
+                &mut dw,
+                &h,
+                T,
+                Matrix::from(rows),
+                packed,
+                &targets,
+                &ones,
+                &scores,
+                &small,
+                &small,
+                None,
+            );
+        });
+        laps.0
     }
 }
 
@@ -189,6 +218,11 @@ fn report(name: &str, single: f64, half: f64) {
     println!("{name:>28}  {:7.1}  {:7.1}  {:6.2}", 1e3 * single, 1e3 * half, single / half);
 }
 
+/// Sum of the shortest time of each of `count` operations.
+fn shortest_sum<'s>(steps: impl Iterator<Item = &'s [f64]> + Clone, count: usize) -> f64 {
+    (0..count).map(|operation| shortest(steps.clone().map(|step| step[operation]))).sum()
+}
+
 /// Shortest of some times.
 fn shortest(times: impl Iterator<Item = f64>) -> f64 {
     times.fold(f64::INFINITY, f64::min)
@@ -213,12 +247,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:>28}  {:>7}  {:>7}  {:>6}", "milliseconds", "f32", "bf16", "ratio");
     let (single, half) = (TrainingStep::<f32>::new(&ctx), TrainingStep::<Bf16>::new(&ctx));
     let steps: Vec<_> = (0..rounds).map(|_| (single.measure(), half.measure())).collect();
-    let mut sums = (0.0, 0.0);
-    for (part, name) in PARTS.iter().enumerate() {
-        let single = shortest(steps.iter().map(|step| step.0[part]));
-        let half = shortest(steps.iter().map(|step| step.1[part]));
+    let (mut sums, mut operation) = ((0.0, 0.0), 0);
+    for (name, count) in PARTS {
+        let operations = operation..operation + count;
+        let single = shortest_sum(steps.iter().map(|step| &step.0[operations.clone()]), count);
+        let half = shortest_sum(steps.iter().map(|step| &step.1[operations.clone()]), count);
         report(&format!("train S, {name}"), single, half);
-        sums = (sums.0 + single, sums.1 + half);
+        (sums, operation) = ((sums.0 + single, sums.1 + half), operations.end);
     }
     report("train S", sums.0, sums.1);
     decoding(&ctx, rounds);

@@ -108,14 +108,6 @@ pub trait Simd: Copy + Send + Sync {
         // SAFETY: guaranteed by the caller.
         unsafe { self.high_half(self.load_ptr(p)) }
     }
-    /// The bf16 number in the upper half of the word at `p`, widened, in all lanes.
-    /// # Safety
-    /// The word must be readable.
-    #[inline(always)]
-    unsafe fn splat_high(self, p: *const f32) -> Self::V {
-        // SAFETY: guaranteed by the caller.
-        self.high_half(self.splat(unsafe { *p }))
-    }
     /// The nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow), and widened.
     #[inline(always)]
     fn rounded(self, v: Self::V) -> Self::V {

@@ -136,21 +136,6 @@ unsafe fn high_halves(p: *const f32) -> __m256 {
     }
 }
 
-/// A word in all lanes, in assembly for the reason of [`high_halves`].
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn word_again(p: *const f32) -> __m256 {
-    unsafe {
-        let word: __m256;
-        asm!(
-            "vbroadcastss {0}, dword ptr [{1}]",
-            out(ymm_reg) word, in(reg) p,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-        word
-    }
-}
-
 /// Transposes a quarter, 8 × 8, in three stages, which interleave rows 1, 2 and 4 apart.
 #[inline(always)]
 unsafe fn transposed_quarter(rows: [__m256; 8]) -> [__m256; 8] {
@@ -301,11 +286,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_high(self, p: *const f32) -> Pair {
         unsafe { Pair(high_halves(p), high_halves(p.add(8))) }
-    }
-    #[inline(always)]
-    unsafe fn splat_high(self, p: *const f32) -> Pair {
-        let word = unsafe { word_again(p) };
-        self.high_half(Pair(word, word))
     }
     #[inline(always)]
     fn transpose(self, square: &mut [Pair; LANES]) {

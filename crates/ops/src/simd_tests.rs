@@ -125,12 +125,7 @@ fn moved_generic<S: Simd>(s: S, out: &mut Vec<f32>, x: S::V, y: S::V) {
     // SAFETY: the arrays have 16 words and 16 numbers.
     unsafe {
         s.store_bf16(numbers.as_mut_ptr(), y);
-        for v in [
-            s.load_low(words.as_ptr()),
-            s.load_high(words.as_ptr()),
-            s.splat_high(words.as_ptr()),
-            s.load_bf16(numbers.as_ptr()),
-        ] {
+        for v in [s.load_low(words.as_ptr()), s.load_high(words.as_ptr()), s.load_bf16(numbers.as_ptr())] {
             out.extend(s.to_array(v));
         }
     }
