@@ -218,11 +218,6 @@ fn report(name: &str, single: f64, half: f64) {
     println!("{name:>28}  {:7.1}  {:7.1}  {:6.2}", 1e3 * single, 1e3 * half, single / half);
 }
 
-/// Sum of the shortest time of each of `count` operations.
-fn shortest_sum<'s>(steps: impl Iterator<Item = &'s [f64]> + Clone, count: usize) -> f64 {
-    (0..count).map(|operation| shortest(steps.clone().map(|step| step[operation]))).sum()
-}
-
 /// Shortest of some times.
 fn shortest(times: impl Iterator<Item = f64>) -> f64 {
     times.fold(f64::INFINITY, f64::min)
@@ -250,8 +245,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut sums, mut operation) = ((0.0, 0.0), 0);
     for (name, count) in PARTS {
         let operations = operation..operation + count;
-        let single = shortest_sum(steps.iter().map(|step| &step.0[operations.clone()]), count);
-        let half = shortest_sum(steps.iter().map(|step| &step.1[operations.clone()]), count);
+        let single = operations.clone().map(|i| shortest(steps.iter().map(|step| step.0[i]))).sum::<f64>();
+        let half = operations.clone().map(|i| shortest(steps.iter().map(|step| step.1[i]))).sum::<f64>();
         report(&format!("train S, {name}"), single, half);
         (sums, operation) = ((sums.0 + single, sums.1 + half), operations.end);
     }
