@@ -1,5 +1,6 @@
 //! Tools of several sources together.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rloom_tools::{Output, Toolbox};
@@ -31,7 +32,8 @@ fn each_tool_is_called_at_its_source() {
     assert_eq!(twice.to_string(), "two tools have the name `calculator`");
 }
 
-/// Two processes serve three calls: two run at the same time, the third waits for one of them.
+/// Two processes serve three calls: two run at the same time, the third waits for one of them. Which two run first is
+/// not defined: each call has a thread of its own.
 #[test]
 fn as_many_calls_run_as_there_are_processes() {
     let folder = tempfile::tempdir().unwrap();
@@ -56,8 +58,9 @@ fn as_many_calls_run_as_there_are_processes() {
         }
         results
     });
-    assert_ne!(results[0], results[1]);
-    assert!(results[..2].contains(&results[2]), "{results:?}");
+    // The first call that runs returns only once another process has begun a second one.
+    let processes: BTreeSet<&String> = results.iter().collect();
+    assert_eq!(processes.len(), 2, "{results:?}");
 }
 
 /// The call that runs longest is named, until it ends.
