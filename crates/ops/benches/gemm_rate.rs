@@ -44,6 +44,11 @@ fn noise<E: Element>(len: usize) -> Buf<E> {
     Buf::from_vec((0..len).map(|i| E::narrow((i * 7919 % 1009) as f32 / 1009.0 - 0.5)).collect())
 }
 
+/// A tenth of [`noise`].
+fn small_noise(len: usize) -> Buf {
+    Buf::from_vec(noise::<f32>(len).as_slice().iter().map(|x| 0.1 * x).collect())
+}
+
 #[expect(clippy::print_stdout, reason = "the output of this program")]
 fn report(name: &str, rates: &[(usize, Rate)]) {
     let cell = |&(flop, Rate { seconds, share }): &(usize, Rate)| {
@@ -73,6 +78,12 @@ fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) -> [(usize, 
     ]
 }
 
+/// The rate without a part that takes the time of `part`, measured with as many operations.
+fn without(whole: Rate, part: Rate) -> Rate {
+    let seconds = whole.seconds - part.seconds;
+    Rate { seconds, share: whole.share * whole.seconds / seconds }
+}
+
 fn feed_forward<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) -> [(usize, Rate); 2] {
     let (x, w, w_down) = (noise::<f32>(rows * d), noise::<f32>(2 * f * d), noise::<f32>(d * f));
     let ones = Buf::from_vec(vec![1.0; d]);
@@ -81,16 +92,22 @@ fn feed_forward<E: Element>(ctx: &Ctx, rows: usize, d: usize, f: usize) -> [(usi
     let dy = noise::<f32>(rows * d);
     let packed = pack::<E>(ctx, &w, 2 * f, d);
     let flop = 4 * rows * f * d;
-    [
-        measured(ctx, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, norm, rows, &packed)),
-        measured(ctx, flop / 2, || {
-            linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, &dy, rows, &w_down, d, f);
-        }),
-    ]
+    let forward =
+        measured(ctx, flop, || linear_swiglu(ctx, &mut hidden, Some(&mut gate_up), &x, norm, rows, &packed));
+    // The backward pass writes over its input, which would soon be denormal numbers.
+    let input = gate_up.clone();
+    let restore = |gate_up: &mut Buf<E>| gate_up.as_mut_slice().copy_from_slice(input.as_slice());
+    let copy = measured(ctx, flop / 2, || restore(&mut gate_up)).1;
+    let (flop, both) = measured(ctx, flop / 2, || {
+        restore(&mut gate_up);
+        linear_backward_swiglu(ctx, &mut gate_up, &mut hidden, &dy, rows, &w_down, d, f);
+    });
+    [forward, (flop, without(both, copy))]
 }
 
 fn head<E: Element>(ctx: &Ctx, rows: usize, v: usize, d: usize) -> [(usize, Rate); 2] {
-    let (h, w) = (noise::<E>(rows * d), noise::<f32>(v * d));
+    // Probabilities of wide logits would be denormal numbers, which a language model seldom has.
+    let (h, w) = (noise::<E>(rows * d), small_noise(v * d));
     let (mut dh, mut dw) = (Buf::zeros(rows * d), Buf::zeros(v * d));
     let packed = pack::<E>(ctx, &w, v, d);
     let targets: Vec<u32> = (0..rows).map(|t| (t * 31 % v) as u32).collect();
