@@ -18,11 +18,11 @@ use crate::caches::Caches;
 use crate::gemm_copy::left_room;
 use crate::gemm_distance::CHOICE;
 use crate::gemm_kernel::{Block, Cells, Source, multiply};
-use crate::gemm_tile::WIDEST;
-use crate::isa::Bf16Products;
+use crate::gemm_tile::{Large, WIDEST};
+use crate::isa::{Bf16Products, Level};
 use crate::numbers::{Numbers, NumbersMut};
 use crate::simd::LANES;
-use crate::{Buf, Ctx, Element, Isa};
+use crate::{Buf, Ctx, Element, Isa, Order};
 
 /// Maximum columns of C per piece, in panels of [`LANES`].
 const MAX_PANELS: usize = 32;
@@ -143,7 +143,19 @@ struct Blocking {
 }
 
 impl Blocking {
-    fn of(isa: Isa, group: usize) -> Self {
+    fn of(level: Level, group: usize) -> Self {
+        if group > 1 && level.order() == Order::Tiles {
+            Self::TILES
+        } else {
+            Self::of_vectors(level.isa(), group)
+        }
+    }
+
+    /// AMX tiles multiply faster than a core stores partial sums or copies B, so passes are long and pieces high. Processors
+    /// that have them have a second-level cache of 2 MiB.
+    const TILES: Self = Self { steps: 768, rows: 512, rows_across: 384 };
+
+    fn of_vectors(isa: Isa, group: usize) -> Self {
         if has_large_tiles(isa) {
             // All operands are read from the second-level cache; across the rows, every step is another line.
             Self { steps: 384, rows: 256, rows_across: 128 * group }
@@ -166,7 +178,9 @@ impl Blocking {
 /// a panel of B, and rows of A. Those of few rows are copied in one pass.
 pub(crate) fn piece_scratch(isa: Isa, k: usize) -> usize {
     let of = |group: usize| {
-        let Blocking { steps, rows, rows_across } = Blocking::of(isa, group);
+        // On AMX not all products use tiles, but their blocks are the largest.
+        let blocking = if isa == Isa::Amx { Blocking::TILES } else { Blocking::of_vectors(isa, group) };
+        let Blocking { steps, rows, rows_across } = blocking;
         let rows = rows.max(rows_across) + LANES * group;
         let right = WIDEST * LANES * steps;
         let left = left_room(rows, steps).max(left_room(FEW_ROWS, k.next_multiple_of(LANES * group)));
@@ -203,7 +217,7 @@ impl Product<'_> {
     /// Number of pieces along the columns and the rows for `threads` threads.
     fn grid(&self, ctx: &Ctx, threads: usize) -> (usize, usize) {
         let panels = self.n.div_ceil(LANES);
-        let blocking = Blocking::of(ctx.isa(), self.group);
+        let blocking = Blocking::of(ctx.level(), self.group);
         let (max_rows, per_thread) = if self.a.step == 1 {
             (blocking.rows, PIECES_PER_THREAD)
         } else {
@@ -262,7 +276,7 @@ impl Product<'_> {
         let (b, b_panel, b_step) = self.right();
         // A piece of few rows streams B once from memory, which is fastest in a single pass.
         let one_pass = rows.len() <= FEW_ROWS && matches!(self.b, Right::Panels(_));
-        let most = Blocking::of(ctx.isa(), self.group).steps;
+        let most = Blocking::of(ctx.level(), self.group).steps;
         let max_steps = if one_pass { steps.next_multiple_of(LANES).max(most) } else { most / floats };
         let room_steps = steps.min(max_steps);
         // If C is bf16, partial sums between passes are kept in scratch memory.
@@ -314,6 +328,7 @@ impl Product<'_> {
                     bias,
                     add,
                     add_row: self.c_row,
+                    large: self.large(c),
                     chain: matches!(self.output, Output::Chain),
                     max_steps,
                     right: if right > 0 { scratch.add(spill_len) } else { std::ptr::null_mut() },
@@ -326,6 +341,18 @@ impl Product<'_> {
         if let Some(trial) = trial {
             trial.end();
         }
+    }
+
+    /// What does not fit in half of the second-level cache.
+    fn large(&self, c: NumbersMut<'_>) -> Large {
+        let half = Caches::detect().second / 2;
+        let right = match self.b {
+            Right::Panels(_) => {
+                self.n.next_multiple_of(LANES) * self.k.div_ceil(self.group) * size_of::<f32>()
+            }
+            Right::Rows { .. } => 0,
+        };
+        Large { right: right > half, results: c.bytes() > half }
     }
 
     /// A in the form that the kernel reads, and the stride of its rows. `copied` if it cannot read words.

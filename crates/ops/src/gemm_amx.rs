@@ -5,15 +5,18 @@
 //! numbers in another; the two are added, and their sum is added to the result so far. Each operation rounds to nearest
 //! and flushes numbers below the smallest normal one to zero, in operands and results.
 
-use crate::gemm_tile::{Arithmetic, Finish, Tile, flush};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
+
+use std::mem::MaybeUninit;
+
+use crate::gemm_prefetch::{LINE, OPERAND};
+use crate::gemm_tile::{Arithmetic, Finish, TILE, Tile, flush};
 use crate::simd::{LANES, Simd};
 
 /// Rows of a tile, and words per row.
 const SIDE: usize = 16;
 const WORDS: usize = SIDE * SIDE;
-/// Bytes per row of a tile.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-const ROW: usize = 64;
 
 /// A unit of eight tiles and its operations: the hardware instructions, or their emulation.
 ///
@@ -134,41 +137,95 @@ impl<U: TileUnit> Tiles<U> {
     }
 }
 
+/// A unit and the rows of the two halves that it is configured for; `None` before the first tile.
+///
+/// Configuring waits for all tiles in flight, so it is done once for all tiles of a size.
+pub(crate) struct Configured<U: TileUnit>(Option<(U, [usize; 2])>);
+
+impl<U: TileUnit> Default for Configured<U> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<U: TileUnit> Configured<U> {
+    /// The unit, configured for these rows.
+    ///
+    /// # Safety
+    /// As for [`TileUnit::start`].
+    #[inline(always)]
+    unsafe fn unit(&mut self, rows: [usize; 2]) -> &mut U {
+        if self.0.as_ref().is_none_or(|(_, of)| *of != rows) {
+            self.end();
+        }
+        // SAFETY: guaranteed by the caller; the unit before has ended.
+        &mut self.0.get_or_insert_with(|| unsafe { (U::start(rows), rows) }).0
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
+        if let Some((unit, _)) = self.0.take() {
+            // SAFETY: the unit was started.
+            unsafe { unit.end() }
+        }
+    }
+}
+
+impl<U: TileUnit> Drop for Configured<U> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 impl<S: Simd, U: TileUnit> Arithmetic<S> for Tiles<U> {
     const GROUP: usize = 2;
     const ROWS: usize = 2 * SIDE;
+    const ROW_UNIT: usize = SIDE;
     const UNIT: usize = SIDE;
     const STRICT: bool = true;
+    const FINISHES: bool = true;
+    type State = Configured<U>;
 
     fn widest(_: usize) -> usize {
         2
     }
 
     #[inline(always)]
-    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
-        debug_assert!(t.a_step == 1 && t.b_step == SIDE && t.finish == Finish::Store);
+    unsafe fn tile(self, s: S, state: &mut Configured<U>, rows: usize, panels: usize, t: &Tile) {
+        debug_assert!(t.a_step == 1 && t.b_step == SIDE);
         // SAFETY: guaranteed by the caller; `detected` was called where the unit exists.
-        unsafe { if panels == 2 { tile::<S, U, true>(s, rows, t) } else { tile::<S, U, false>(s, rows, t) } }
+        unsafe {
+            let unit = state.unit([rows.min(SIDE), rows.saturating_sub(SIDE)]);
+            if panels == 2 {
+                tile::<S, U, true>(s, unit, rows, t);
+            } else {
+                tile::<S, U, false>(s, unit, rows, t);
+            }
+        }
     }
 }
 
 /// # Safety
 /// As for [`Arithmetic::tile`].
 #[inline(always)]
-unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, rows: usize, t: &Tile) {
-    let halves = [rows.min(SIDE), rows.saturating_sub(SIDE)];
+unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, unit: &mut U, rows: usize, t: &Tile) {
+    let lower = rows > SIDE;
     // SAFETY: rows, panels and steps stay within the tile.
     unsafe {
-        // A tile is too short to prefetch more than its results, which come first.
-        for prefetch in &t.prefetch[..2] {
-            prefetch.fetch(s);
+        let bypass = TWO && bypasses(t);
+        let stores = t.finish == Finish::Store && !bypass;
+        // A tile is too short to prefetch more than its results, which come first. Vectors need no prefetch.
+        if stores {
+            t.prefetch[0].fetch(s);
         }
-        let mut unit = U::start(halves);
-        init_results::<U, TWO>(&mut unit, halves[1] > 0, t);
+        init_results::<U, TWO>(unit, lower, t);
         let whole = t.steps / SIDE * SIDE;
+        let mut ahead = Ahead::of(t, whole / SIDE);
         for step in (0..whole).step_by(SIDE) {
             let (a, b) = (t.a.add(step), t.b.add(step * SIDE));
-            steps::<S, U, TWO>(s, &mut unit, halves[1] > 0, (a, t.a_row), (b, t.b_panel));
+            ahead.fetch(s, step);
+            steps::<S, U, TWO>(s, unit, lower, (a, t.a_row), (b, t.b_panel));
         }
         if whole < t.steps {
             // The remaining steps, zero-padded, which changes no sum.
@@ -182,20 +239,143 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, rows: usize, t: &Til
                 from.copy_to_nonoverlapping(panel.as_mut_ptr(), rest * SIDE);
             }
             let (a, b) = (a.as_ptr().cast(), b.as_ptr().cast());
-            steps::<S, U, TWO>(s, &mut unit, halves[1] > 0, (a, SIDE), (b, WORDS));
+            steps::<S, U, TWO>(s, unit, lower, (a, SIDE), (b, WORDS));
         }
-        let (upper, lower) = (t.to, t.to.wrapping_add(SIDE * t.to_row));
-        unit.store::<0>(upper, t.to_row);
-        if TWO {
-            unit.store::<1>(upper.add(LANES), t.to_row);
+        if stores {
+            return store::<U, TWO>(unit, lower, t.to, t.to_row);
         }
-        if halves[1] > 0 {
-            unit.store::<2>(lower, t.to_row);
-            if TWO {
-                unit.store::<3>(lower.add(LANES), t.to_row);
+        // A tile is stored faster to lines that are in the first-level cache. The vectors that read them need not wait.
+        let mut sums = MaybeUninit::<Sums>::uninit();
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        store::<U, TWO>(unit, lower, sums, SUMS_ROW);
+        for row in 0..rows {
+            finish::<S, TWO>(s, t, bypass, row, sums.add(row * SUMS_ROW));
+        }
+    }
+}
+
+/// Lines of a B in panels that a tile prefetches from memory: its own, if few tiles read them, otherwise its share of the next
+/// panels. None of a B in the cache, which would only delay the tile.
+struct Ahead {
+    /// The next line of the first panel.
+    at: *const u8,
+    /// Lines of each panel during one tile depth.
+    lines: usize,
+    panels: usize,
+    /// Bytes from panel to panel.
+    panel: usize,
+    /// Step from which on a stream continues in the next panels, and their address.
+    turn: (usize, *const u8),
+}
+
+impl Ahead {
+    /// The lines during `depths` tile depths.
+    #[inline(always)]
+    fn of(t: &Tile, depths: usize) -> Self {
+        if !t.large.right {
+            return Self {
+                at: std::ptr::null(),
+                lines: 0,
+                panels: 0,
+                panel: 0,
+                turn: (usize::MAX, std::ptr::null()),
+            };
+        }
+        let panel = t.b_panel * size_of::<f32>();
+        if let Some(stream) = t.stream {
+            let distance = stream.distance.next_multiple_of(SIDE).min(depths * SIDE);
+            let at = t.b.wrapping_add(distance * t.b_step).cast();
+            let turn = (depths * SIDE - distance, stream.next.cast());
+            return Self { at, lines: SIDE, panels: 2, panel, turn };
+        }
+        let next = &t.prefetch[OPERAND];
+        let lines = next.lines.div_ceil(depths.max(1));
+        Self { at: next.at, lines, panels: next.rows, panel: next.row, turn: (usize::MAX, std::ptr::null()) }
+    }
+
+    #[inline(always)]
+    fn fetch<S: Simd>(&mut self, s: S, step: usize) {
+        if step == self.turn.0 {
+            self.at = self.turn.1;
+        }
+        for line in 0..self.lines {
+            let at = self.at.wrapping_add(line * LINE);
+            for panel in 0..self.panels {
+                s.prefetch(at.wrapping_add(panel * self.panel).cast());
             }
         }
-        unit.end();
+        self.at = self.at.wrapping_add(self.lines * LINE);
+    }
+}
+
+/// Results of a tile before the final operation, 32 in a row, on whole cache lines.
+#[repr(align(64))]
+struct Sums {
+    _floats: [f32; TILE],
+}
+
+/// Floats from one row to the next.
+const SUMS_ROW: usize = 2 * LANES;
+
+/// Writes the result tiles to rows `row` floats apart.
+///
+/// # Safety
+/// As for [`tile`]; the rows must be writable.
+#[inline(always)]
+unsafe fn store<U: TileUnit, const TWO: bool>(unit: &U, lower: bool, to: *mut f32, row: usize) {
+    let below = to.wrapping_add(SIDE * row);
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        unit.store::<0>(to, row);
+        if TWO {
+            unit.store::<1>(to.add(LANES), row);
+        }
+        if lower {
+            unit.store::<2>(below, row);
+            if TWO {
+                unit.store::<3>(below.add(LANES), row);
+            }
+        }
+    }
+}
+
+/// True if all rows of a tile of two panels are whole cache lines, to be stored past the caches. (Not those that continue
+/// sums, which have been read.)
+#[inline(always)]
+fn bypasses(t: &Tile) -> bool {
+    let size = if t.finish == Finish::Narrow { size_of::<u16>() } else { size_of::<f32>() };
+    t.large.results
+        && t.from.is_null()
+        && t.to.addr().is_multiple_of(LINE)
+        && (t.to_row * size).is_multiple_of(LINE)
+}
+
+/// Applies the final operation to a row of sums.
+///
+/// # Safety
+/// As for [`tile`], of which this must be a row; a row that bypasses the caches must be whole cache lines.
+#[inline(always)]
+unsafe fn finish<S: Simd, const TWO: bool>(s: S, t: &Tile, bypass: bool, row: usize, sums: *const f32) {
+    // SAFETY: the tile has the row, with one or two vectors; addresses of a second one are used only if there are two.
+    unsafe {
+        let put = |to: *mut f32, v: S::V| if bypass { s.stream_ptr(to, v) } else { s.store_ptr(to, v) };
+        let first = s.load_ptr(sums);
+        let second = if TWO { s.load_ptr(sums.add(LANES)) } else { s.zero() };
+        if t.finish == Finish::Narrow {
+            let to = t.to.cast::<u16>().add(row * t.to_row);
+            return if TWO { put(to.cast(), s.narrow(first, second)) } else { s.store_bf16(to, first) };
+        }
+        let add = match t.finish {
+            Finish::Add(add, add_row) => Some(add.add(row * add_row)),
+            Finish::Bias(bias) => Some(bias),
+            Finish::Store | Finish::Narrow => None,
+        };
+        let plus = |v: S::V, j: usize| add.map_or(v, |add| s.add(s.load_ptr(add.add(j * LANES)), v));
+        let to = t.to.add(row * t.to_row);
+        put(to, plus(first, 0));
+        if TWO {
+            put(to.add(LANES), plus(second, 1));
+        }
     }
 }
 
@@ -259,142 +439,5 @@ unsafe fn steps<S: Simd, U: TileUnit, const TWO: bool>(
                 unit.multiply::<S, 3, 5, 7>(s);
             }
         }
-    }
-}
-
-/// The hardware instructions, in inline assembly: stable Rust has no intrinsics for them.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) mod amx {
-    use std::arch::asm;
-    use std::arch::x86_64::__cpuid_count;
-    use std::sync::OnceLock;
-
-    use super::{ROW, SIDE, TileUnit};
-    use crate::simd::Simd;
-
-    /// The processor's tiles.
-    ///
-    /// The tile registers keep their content between `asm!` blocks because the compiler does not use them; a thread's
-    /// unit is started and ended within one function.
-    pub(crate) struct AmxUnit(());
-
-    /// Operand of `ldtilecfg` (palette 1): bytes per row and number of rows of each tile.
-    #[repr(C, align(64))]
-    struct Configuration {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
-    }
-
-    impl TileUnit for AmxUnit {
-        #[inline(always)]
-        unsafe fn start(rows: [usize; 2]) -> Self {
-            let [upper, lower] = rows.map(|rows| rows as u8);
-            let side = SIDE as u8;
-            let mut all = [0; 16];
-            all[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, side, side]);
-            let configuration = Configuration {
-                palette: 1,
-                start_row: 0,
-                reserved: [0; 14],
-                row_bytes: all.map(|rows| if rows > 0 { ROW as u16 } else { 0 }),
-                rows: all,
-            };
-            // SAFETY: the caller guarantees the instruction; it reads the 64 bytes of the configuration.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) }
-            Self(())
-        }
-        #[inline(always)]
-        unsafe fn end(self) {
-            // SAFETY: the caller guarantees the instruction.
-            unsafe { asm!("tilerelease", options(nostack, nomem)) }
-        }
-        #[inline(always)]
-        unsafe fn zero<const T: usize>(&mut self) {
-            // SAFETY: as above.
-            unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, nomem)) }
-        }
-        #[inline(always)]
-        unsafe fn load<const T: usize>(&mut self, from: *const f32, stride: usize) {
-            // SAFETY: as above; the caller guarantees the memory.
-            unsafe {
-                asm!(
-                    "tileloadd tmm{t}, [{from} + {stride}]",
-                    t = const T,
-                    from = in(reg) from,
-                    stride = in(reg) stride * size_of::<f32>(),
-                    options(nostack, readonly),
-                );
-            }
-        }
-        #[inline(always)]
-        unsafe fn multiply<S: Simd, const C: usize, const A: usize, const B: usize>(&mut self, _: S) {
-            // SAFETY: as above.
-            unsafe {
-                asm!(
-                    "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
-                    c = const C,
-                    a = const A,
-                    b = const B,
-                    options(nostack, nomem),
-                );
-            }
-        }
-        #[inline(always)]
-        unsafe fn store<const T: usize>(&self, to: *mut f32, stride: usize) {
-            // SAFETY: as above; the caller guarantees the memory.
-            unsafe {
-                asm!(
-                    "tilestored [{to} + {stride}], tmm{t}",
-                    t = const T,
-                    to = in(reg) to,
-                    stride = in(reg) stride * size_of::<f32>(),
-                    options(nostack),
-                );
-            }
-        }
-    }
-
-    /// True if the processor has bf16 tiles and the system lets this process use them.
-    pub(crate) fn available() -> bool {
-        static ANSWER: OnceLock<bool> = OnceLock::new();
-        *ANSWER.get_or_init(|| is_x86_feature_detected!("xsave") && has_tiles() && may_use_tiles())
-    }
-
-    /// Checks CPUID leaf 7: bits 22 (AMX-BF16) and 24 (AMX-TILE) of EDX; and that XCR0 enables both parts of the tile
-    /// state.
-    fn has_tiles() -> bool {
-        const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-        const STATE: u32 = 0b11 << 17;
-        if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & BF16_AND_TILE != BF16_AND_TILE {
-            return false;
-        }
-        let low: u32;
-        // SAFETY: XSAVE was detected and enabled by the system, which is all the instruction needs.
-        unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nostack, nomem)) }
-        low & STATE == STATE
-    }
-
-    /// Requests permission from the system, which applies to all threads of the process.
-    fn may_use_tiles() -> bool {
-        const ARCH_PRCTL: usize = 158;
-        const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
-        const TILE_DATA: usize = 18;
-        let result: isize;
-        // SAFETY: this system call does not access memory of the process.
-        unsafe {
-            asm!(
-                "syscall",
-                inlateout("rax") ARCH_PRCTL => result,
-                in("rdi") ARCH_REQ_XCOMP_PERM,
-                in("rsi") TILE_DATA,
-                out("rcx") _,
-                out("r11") _,
-                options(nostack),
-            );
-        }
-        result == 0
     }
 }

@@ -45,19 +45,14 @@ pub(crate) fn stride(m: usize) -> usize {
 /// # Safety
 /// The block's scratch must have [`left_room`] words; A must be valid.
 #[inline(always)]
-pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
-    s: S,
-    arithmetic: A,
-    pass: &Pass<'_>,
-    rows: Range<usize>,
-) {
+pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(s: S, pass: &Pass<'_>, rows: Range<usize>) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.block.a {
-            Source::F32(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
-            Source::Bf16(a) if pass.block.a_step == 1 => along(s, arithmetic, pass, a, rows),
-            Source::Words(a) | Source::F32(a) => across(s, arithmetic, pass, a, rows),
-            Source::Bf16(a) => across(s, arithmetic, pass, a, rows),
+            Source::F32(a) if pass.block.a_step == 1 => along::<S, A, _>(s, pass, a, rows),
+            Source::Bf16(a) if pass.block.a_step == 1 => along::<S, A, _>(s, pass, a, rows),
+            Source::Words(a) | Source::F32(a) => across::<S, A, _>(s, pass, a, rows),
+            Source::Bf16(a) => across::<S, A, _>(s, pass, a, rows),
         }
     }
 }
@@ -69,7 +64,6 @@ pub(crate) unsafe fn copy_left<S: Simd, A: Arithmetic<S>>(
 #[inline(always)]
 unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     a: *const E,
     rows: Range<usize>,
@@ -84,7 +78,7 @@ unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
             let from = a.add(i * block.a_row + first);
             let to = block.left.add(i * pass.steps);
             for j in (0..whole).step_by(DEPTH) {
-                let words = arithmetic.narrow(s, E::load(s, from.add(j)), E::load(s, from.add(j + LANES)));
+                let words = s.narrow(E::load(s, from.add(j)), E::load(s, from.add(j + LANES)));
                 s.store_ptr(to.add(j / 2), words);
             }
             let to = to.cast::<bf16>();
@@ -110,7 +104,6 @@ unsafe fn along<S: Simd, A: Arithmetic<S>, E: Element>(
 #[inline(always)]
 unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     a: *const E,
     rows: Range<usize>,
@@ -118,13 +111,13 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
     let block = pass.block;
     if A::STRICT {
         // SAFETY: guaranteed by the caller.
-        return unsafe { transposed(s, arithmetic, pass, a, rows) };
+        return unsafe { transposed::<S, A, _>(s, pass, a, rows) };
     }
     for step in 0..pass.steps {
         // SAFETY: rows and steps are within the block; the scratch has `stride` words for each step.
         unsafe {
             let to = block.left.add(step * stride(block.m) + rows.start);
-            words(s, arithmetic, pass, (a.add(rows.start), block.a_step), step, rows.len(), to, LANES);
+            words::<S, A, _>(s, pass, (a.add(rows.start), block.a_step), step, rows.len(), to, LANES);
         }
     }
 }
@@ -136,7 +129,6 @@ unsafe fn across<S: Simd, A: Arithmetic<S>, E: Element>(
 #[inline(always)]
 unsafe fn transposed<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     a: *const E,
     rows: Range<usize>,
@@ -151,9 +143,8 @@ unsafe fn transposed<S: Simd, A: Arithmetic<S>, E: Element>(
             unsafe {
                 for (step, words_of_step) in square[..count].iter_mut().enumerate() {
                     let mut lanes = [0.0; LANES];
-                    words(
+                    words::<S, A, _>(
                         s,
-                        arithmetic,
                         pass,
                         (a.add(i), block.a_step),
                         first + step,
@@ -181,7 +172,6 @@ unsafe fn transposed<S: Simd, A: Arithmetic<S>, E: Element>(
 #[inline(always)]
 pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     panels: Range<usize>,
     last: usize,
@@ -190,8 +180,8 @@ pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
     unsafe {
         match pass.block.b {
             _ if A::WIDENS => widen_right(s, pass, panels, last),
-            Source::Words(b) | Source::F32(b) => copy_panels(s, arithmetic, pass, b, panels, last),
-            Source::Bf16(b) => copy_panels(s, arithmetic, pass, b, panels, last),
+            Source::Words(b) | Source::F32(b) => copy_panels::<S, A, _>(s, pass, b, panels, last),
+            Source::Bf16(b) => copy_panels::<S, A, _>(s, pass, b, panels, last),
         }
     }
 }
@@ -201,7 +191,6 @@ pub(crate) unsafe fn copy_right<S: Simd, A: Arithmetic<S>>(
 #[inline(always)]
 unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     b: *const E,
     panels: Range<usize>,
@@ -213,7 +202,7 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
         // SAFETY: the scratch is large enough, and B is read only where it has columns, panels being adjacent.
         unsafe {
             let from = (b.add(panels.start * LANES), block.b_step);
-            words(s, arithmetic, pass, from, step, columns, block.right.add(step * LANES), panel);
+            words::<S, A, _>(s, pass, from, step, columns, block.right.add(step * LANES), panel);
         }
     }
     (block.right, panel, LANES)
@@ -228,7 +217,6 @@ unsafe fn copy_panels<S: Simd, A: Arithmetic<S>, E: Element>(
 #[inline(always)]
 unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
     s: S,
-    arithmetic: A,
     pass: &Pass<'_>,
     (p, row): (*const E, usize),
     step: usize,
@@ -253,9 +241,9 @@ unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
             let (even, odd) = (even.add(i * LANES), odd.wrapping_add(i * LANES));
             let words = match (A::GROUP, E::GROUP) {
                 (1, _) => E::load(s, even),
-                _ if unpaired => arithmetic.pair(s, E::load(s, even), s.zero()),
-                (_, 1) => arithmetic.pair(s, E::load(s, even), E::load(s, odd)),
-                _ => arithmetic.interleave(s, even.cast(), odd.cast()),
+                _ if unpaired => s.pair(E::load(s, even), s.zero()),
+                (_, 1) => s.pair(E::load(s, even), E::load(s, odd)),
+                _ => s.interleave(even.cast(), odd.cast()),
             };
             s.store_ptr(to.add(i * vector_stride), words);
         }
@@ -266,7 +254,7 @@ unsafe fn words<S: Simd, A: Arithmetic<S>, E: Element>(
             } else {
                 E::load_n(s, odd.add(whole * LANES), width)
             };
-            let words = if A::GROUP == 1 { even } else { arithmetic.pair(s, even, odd) };
+            let words = if A::GROUP == 1 { even } else { s.pair(even, odd) };
             s.store_ptr(to.add(whole * vector_stride), words);
         }
     }

@@ -17,7 +17,7 @@ use crate::gemm_copy::{copy_left, copy_right, left_layout};
 use crate::gemm_distance::Distance;
 use crate::gemm_left;
 use crate::gemm_prefetch::{CHUNK, FEW_STEPS, GroupPrefetch, Prefetch, cells, stream};
-use crate::gemm_tile::{Arithmetic, Finish, Pairs, Singles, TILE, Tile};
+use crate::gemm_tile::{Arithmetic, Finish, Large, Pairs, Singles, TILE, Tile};
 use crate::gemm_widened::Widened;
 use crate::isa::{Bf16Products, Level};
 use crate::simd::{LANES, Portable, Simd, dispatch};
@@ -140,6 +140,8 @@ pub(crate) struct Block {
     /// Residual that is added to the results, or null.
     pub(crate) add: *const f32,
     pub(crate) add_row: usize,
+    /// What does not fit in the cache.
+    pub(crate) large: Large,
     /// True if the sums start from C.
     pub(crate) chain: bool,
     /// Maximum steps per pass.
@@ -351,7 +353,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
         };
         let panels = block.n.div_ceil(LANES);
         let groups = panels.div_ceil(A::widest(block.m.div_ceil(pass.tiles)));
-        let (mut copied, output) = (0, PassOutput::of(pass));
+        let (mut copied, output, mut state) = (0, PassOutput::of(pass), A::State::default());
         for group in 0..groups {
             let panels = piece(panels, groups, group);
             let last = (block.n - (panels.end - 1) * LANES).min(LANES);
@@ -364,7 +366,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 }
                 _ => {
                     wide = A::WIDENS;
-                    copy_right(s, arithmetic, pass, panels.clone(), last)
+                    copy_right::<S, A>(s, pass, panels.clone(), last)
                 }
             };
             let group_prefetch = GroupPrefetch::during(pass, group, groups);
@@ -382,13 +384,15 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 to: std::ptr::null_mut(),
                 to_row: 0,
                 finish: Finish::Store,
+                large: Large { results: block.large.results && pass.index + 1 == pass.count, ..block.large },
                 prefetch: [Prefetch::NONE; 4],
                 stream: stream(pass, &panels),
             };
             let (mut tiles, mut parts) =
-                (Pieces::of(block.m, pass.tiles), Pieces::of(pass.steps, pass.tiles));
+                (Pieces::of(block.m.div_ceil(A::ROW_UNIT), pass.tiles), Pieces::of(pass.steps, pass.tiles));
             for index in 0..pass.tiles {
-                let (rows, part) = (tiles.next(), parts.next());
+                let (units, part) = (tiles.next(), parts.next());
+                let rows = units.start * A::ROW_UNIT..(units.end * A::ROW_UNIT).min(block.m);
                 if A::PACKS && pass.packs_left {
                     if group == 0 && index == copied {
                         copied = (copied + gemm_left::at_once(pass)).min(pass.tiles);
@@ -399,7 +403,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                     // Rows are copied shortly before their first use, while the rows after them are prefetched.
                     while pass.copies_left && copied < rows.end {
                         let end = (copied + CHUNK).min(block.m);
-                        copy_left(s, arithmetic, pass, copied..end);
+                        copy_left::<S, A>(s, pass, copied..end);
                         copied = end;
                     }
                 }
@@ -407,8 +411,11 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                     tile.a = a.add(rows.start * a_row);
                 }
                 tile.prefetch = group_prefetch.operands(pass, &rows, &part);
-                compute_tile(s, arithmetic, pass, &output, &mut tile, &rows, &panels, last);
+                compute_tile(s, arithmetic, &mut state, pass, &output, &mut tile, &rows, &panels, last);
             }
+        }
+        if block.large.results {
+            s.end_streams();
         }
     }
 }
@@ -457,6 +464,7 @@ impl PassOutput {
 unsafe fn compute_tile<S: Simd, A: Arithmetic<S>>(
     s: S,
     arithmetic: A,
+    state: &mut A::State,
     pass: &Pass<'_>,
     output: &PassOutput,
     tile: &mut Tile,
@@ -515,7 +523,7 @@ unsafe fn compute_tile<S: Simd, A: Arithmetic<S>>(
                 (tile.from, tile.from_row) = (buffer, row_of_buffer);
             }
         }
-        arithmetic.tile(s, rows, panels, tile);
+        arithmetic.tile(s, state, rows, panels, tile);
         if finish.is_some() {
             return;
         }

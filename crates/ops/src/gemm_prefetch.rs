@@ -217,6 +217,7 @@ mod tests {
     use super::*;
     use crate::gemm_distance::Distance;
     use crate::gemm_kernel::Block;
+    use crate::gemm_tile::Large;
 
     const BASE: usize = 1 << 20;
 
@@ -240,6 +241,7 @@ mod tests {
             bias: none,
             add: none,
             add_row: 96,
+            large: Large::default(),
             chain: false,
             max_steps: 128,
             left: none,

@@ -3,8 +3,6 @@
 //! Operands are 32-bit words: an f32 number, or two bf16 numbers that are neighbours along the reduced dimension, the
 //! even one in the lower half. [`Arithmetic`] defines the product of two words and the size of a tile.
 
-use half::bf16;
-
 use crate::gemm_prefetch::{LINE, OPERAND, Prefetch, Stream};
 use crate::simd::{LANES, Simd, Task};
 
@@ -32,10 +30,21 @@ pub(crate) struct Tile {
     pub(crate) to: *mut f32,
     pub(crate) to_row: usize,
     pub(crate) finish: Finish,
+    /// What does not fit in the cache.
+    pub(crate) large: Large,
     /// Memory to prefetch during the tile.
     pub(crate) prefetch: [Prefetch; 4],
     /// Line-by-line prefetch of B, instead of `prefetch`.
     pub(crate) stream: Option<Stream>,
+}
+
+/// What does not fit in the second-level cache together with an operand. Only tiles that are faster than memory care.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Large {
+    /// B of the whole product, in panels.
+    pub(crate) right: bool,
+    /// C of the whole product, which nothing reads before it is complete.
+    pub(crate) results: bool,
 }
 
 /// Final operation on the finished sums.
@@ -57,6 +66,8 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     const GROUP: usize;
     /// Maximum rows of a tile.
     const ROWS: usize = S::TILE_ROWS;
+    /// Rows by which tiles grow: those of each are a multiple, except for the last one's.
+    const ROW_UNIT: usize = 1;
     /// True if a copied A is f32 numbers in tiles: see [`gemm_left`](crate::gemm_left).
     const PACKS: bool = false;
     /// Granularity of steps: a pass over the reduced dimension begins at a multiple of it.
@@ -74,40 +85,15 @@ pub(crate) trait Arithmetic<S: Simd>: Copy {
     /// adds machine code for every tile size, so few arithmetics support it.
     const FINISHES: bool = false;
 
+    /// State of the processor that the tiles of a pass share.
+    type State: Default;
+
     /// Computes the tile, of at most [`ROWS`](Self::ROWS) rows and [`widest`](Self::widest) panels.
     ///
     /// # Safety
     /// All pointers of the tile must be valid; no other thread may access `to`. The final operation must be `Store`
     /// unless the arithmetic [`FINISHES`](Self::FINISHES) and the tile does not stream B.
-    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile);
-
-    /// Rounds two vectors of numbers to 16 words: `even` in the lower halves.
-    #[inline(always)]
-    fn pair(self, s: S, even: S::V, odd: S::V) -> S::V {
-        s.pair(even, odd)
-    }
-
-    /// As [`pair`](Self::pair), for 16 bf16 numbers each.
-    ///
-    /// # Safety
-    /// The numbers must be readable.
-    #[inline(always)]
-    unsafe fn interleave(self, s: S, even: *const bf16, odd: *const bf16) -> S::V {
-        // SAFETY: guaranteed by the caller; a bf16 is its 16 bits.
-        unsafe { self.pair(s, s.load_bf16(even.cast()), s.load_bf16(odd.cast())) }
-    }
-
-    /// Rounds two vectors of numbers to 32 bf16 numbers, `low` first.
-    #[inline(always)]
-    fn narrow(self, s: S, low: S::V, high: S::V) -> S::V {
-        let mut numbers = [0_u16; 2 * LANES];
-        // SAFETY: the array has room for two vectors, the size of one vector of words.
-        unsafe {
-            s.store_bf16(numbers.as_mut_ptr(), low);
-            s.store_bf16(numbers.as_mut_ptr().add(LANES), high);
-            s.load_ptr(numbers.as_ptr().cast())
-        }
-    }
+    unsafe fn tile(self, s: S, state: &mut Self::State, rows: usize, panels: usize, t: &Tile);
 }
 
 /// Strides of the operands within a step of a tile, in floats; see [`Tile`].
@@ -207,9 +193,10 @@ impl<S: Simd> MulAdd<S> for Singles {
 impl<S: Simd> Arithmetic<S> for Singles {
     const GROUP: usize = 1;
     const PACKS: bool = <Self as MulAdd<S>>::PACKS;
+    type State = ();
 
     #[inline(always)]
-    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
+    unsafe fn tile(self, s: S, (): &mut (), rows: usize, panels: usize, t: &Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe { choose(s, self, rows, panels, t) }
     }
@@ -239,13 +226,14 @@ impl<S: Simd> Arithmetic<S> for Pairs {
     const GROUP: usize = 2;
     // Each sum takes many instructions, so a larger tile would only add machine code.
     const ROWS: usize = 4;
+    type State = ();
 
     fn widest(_: usize) -> usize {
         1
     }
 
     #[inline(always)]
-    unsafe fn tile(self, s: S, rows: usize, _: usize, t: &Tile) {
+    unsafe fn tile(self, s: S, (): &mut (), rows: usize, _: usize, t: &Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match rows {
@@ -401,10 +389,10 @@ unsafe fn finish<S: Simd, const ROWS: usize, const PANELS: usize>(
                 }
             }
             Finish::Bias(bias) => {
-                let bias: [S::V; PANELS] = std::array::from_fn(|j| s.load_ptr(bias.add(j * LANES)));
-                for i in 0..ROWS {
-                    for j in 0..PANELS {
-                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), s.add(chains[i][j], bias[j]));
+                for j in 0..PANELS {
+                    let bias = s.load_ptr(bias.add(j * LANES));
+                    for i in 0..ROWS {
+                        s.store_ptr(t.to.add(i * t.to_row + j * LANES), s.add(chains[i][j], bias));
                     }
                 }
             }

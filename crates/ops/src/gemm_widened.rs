@@ -67,9 +67,10 @@ impl<S: Simd> Arithmetic<S> for Widened {
     const GROUP: usize = 2;
     const WIDENS: bool = true;
     const PACKS: bool = <Self as MulAdd<S>>::PACKS;
+    type State = ();
 
     #[inline(always)]
-    unsafe fn tile(self, s: S, rows: usize, panels: usize, t: &Tile) {
+    unsafe fn tile(self, s: S, (): &mut (), rows: usize, panels: usize, t: &Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             if t.wide {

@@ -40,6 +40,14 @@ impl NumbersMut<'_> {
         }
     }
 
+    /// Size in bytes.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F32(y) => y.len() * size_of::<f32>(),
+            Self::Bf16(y) => y.len() * size_of::<bf16>(),
+        }
+    }
+
     pub(crate) fn cells(self) -> Cells {
         match self {
             Self::F32(y) => Cells::F32(y.as_mut_ptr()),

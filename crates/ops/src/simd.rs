@@ -44,6 +44,18 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` floats must be writable at `p`; no alignment is needed.
     unsafe fn store_ptr(self, p: *mut f32, v: Self::V);
+    /// As [`store_ptr`](Self::store_ptr), past the caches where the processor can. Other threads may read the memory after
+    /// [`end_streams`](Self::end_streams).
+    /// # Safety
+    /// As for [`store_ptr`](Self::store_ptr), and `p` must be aligned to a cache line.
+    #[inline(always)]
+    unsafe fn stream_ptr(self, p: *mut f32, v: Self::V) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.store_ptr(p, v) }
+    }
+    /// Orders all stores of [`stream_ptr`](Self::stream_ptr) before later ones.
+    #[inline(always)]
+    fn end_streams(self) {}
     /// Lanes `n..` are zero and their memory is not accessed.
     /// # Safety
     /// `n <= LANES` floats must be readable at `p`.
@@ -122,6 +134,27 @@ pub trait Simd: Copy + Send + Sync {
         let word = |x, y| u32::from(crate::element::narrow(x)) | u32::from(crate::element::narrow(y)) << 16;
         let words: [f32; LANES] = std::array::from_fn(|i| f32::from_bits(word(low[i], high[i])));
         self.load(&words)
+    }
+    /// Words of the bf16 numbers at `low` and at `high`, as [`pair`](Self::pair). Whether numbers below the smallest normal
+    /// one become zero is undefined: products flush them.
+    /// # Safety
+    /// `LANES` numbers must be readable at each address; no alignment is needed.
+    #[inline(always)]
+    unsafe fn interleave(self, low: *const u16, high: *const u16) -> Self::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.pair(self.load_bf16(low), self.load_bf16(high)) }
+    }
+    /// The nearest bf16 numbers, rounded as by [`narrow`](crate::element::narrow), as two in a word: those of `low` before
+    /// those of `high`.
+    #[inline(always)]
+    fn narrow(self, low: Self::V, high: Self::V) -> Self::V {
+        let mut numbers = [0_u16; 2 * LANES];
+        // SAFETY: the array has room for two vectors of 16-bit numbers, the size of one vector of words.
+        unsafe {
+            self.store_bf16(numbers.as_mut_ptr(), low);
+            self.store_bf16(numbers.as_mut_ptr().add(LANES), high);
+            self.load_ptr(numbers.as_ptr().cast())
+        }
     }
 
     /// Stores the first half of the lanes.

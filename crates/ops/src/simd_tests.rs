@@ -118,7 +118,7 @@ fn moved_generic<S: Simd>(s: S, out: &mut Vec<f32>, x: S::V, y: S::V) {
     }
     out.extend(stored);
     let words = s.pair(x, y);
-    for v in [words, s.rounded(x), s.low_half(words), s.high_half(words)] {
+    for v in [words, s.narrow(x, y), s.rounded(x), s.low_half(words), s.high_half(words)] {
         out.extend(s.to_array(v));
     }
     let (words, mut numbers) = (s.to_array(words), [0_u16; LANES]);

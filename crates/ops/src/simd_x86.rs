@@ -60,6 +60,34 @@ unsafe fn narrowed(v: __m512) -> __m256i {
     }
 }
 
+/// As [`narrowed`], for two vectors: `low` in the lower half.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn narrowed_both(low: __m512, high: __m512) -> __m512i {
+    unsafe {
+        let numbers: __m512i;
+        asm!("vcvtne2ps2bf16 {0}, {2}, {1}", out(zmm_reg) numbers, in(zmm_reg) low, in(zmm_reg) high, options(pure, nomem, nostack, preserves_flags));
+        numbers
+    }
+}
+
+/// Source index of each 16-bit number of pairs: alternately from the lower and the upper half of a register.
+static PAIRS: [u16; 2 * LANES] = {
+    let mut order = [0; 2 * LANES];
+    let mut i = 0;
+    while i < 2 * LANES {
+        order[i] = (i / 2 + i % 2 * LANES) as u16;
+        i += 1;
+    }
+    order
+};
+
+#[inline(always)]
+unsafe fn pairs() -> __m512i {
+    // The array is as long as a register.
+    unsafe { _mm512_loadu_si512(PAIRS.as_ptr().cast()) }
+}
+
 /// Transposes in four stages, which interleave rows 1, 2, 4 and 8 apart.
 #[inline(always)]
 unsafe fn transpose(square: &mut [__m512; LANES]) {
@@ -150,6 +178,15 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
+    unsafe fn stream_ptr(self, p: *mut f32, v: __m512) {
+        unsafe { _mm512_stream_ps(p, v) }
+    }
+    #[inline(always)]
+    fn end_streams(self) {
+        // SAFETY: every x86-64 processor has the instruction.
+        unsafe { _mm_sfence() }
+    }
+    #[inline(always)]
     unsafe fn store_half(self, p: *mut f32, v: __m512) {
         unsafe { _mm256_storeu_ps(p, _mm512_castps512_ps256(v)) }
     }
@@ -208,8 +245,30 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn pair(self, low: __m512, high: __m512) -> __m512 {
         unsafe {
+            if self.rounds {
+                return _mm512_castsi512_ps(_mm512_permutexvar_epi16(pairs(), narrowed_both(low, high)));
+            }
             let low = _mm512_srli_epi32::<16>(rounded(low));
             _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, low, rounded(high)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn interleave(self, low: *const u16, high: *const u16) -> __m512 {
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.cast()));
+            let numbers = _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.cast()));
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(pairs(), numbers))
+        }
+    }
+    #[inline(always)]
+    fn narrow(self, low: __m512, high: __m512) -> __m512 {
+        unsafe {
+            if self.rounds {
+                return _mm512_castsi512_ps(narrowed_both(low, high));
+            }
+            let numbers = |v| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(v)));
+            let low = _mm512_castsi256_si512(numbers(low));
+            _mm512_castsi512_ps(_mm512_inserti64x4::<1>(low, numbers(high)))
         }
     }
     #[inline(always)]

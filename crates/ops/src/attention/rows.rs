@@ -53,7 +53,7 @@ products! {
 #[inline(always)]
 unsafe fn across_generic<S: Simd, M: Products<S>, A: Element>(
     s: S,
-    m: M,
+    _: M,
     to: &mut [f32],
     from: &[A],
     at: &[usize],
@@ -67,7 +67,7 @@ unsafe fn across_generic<S: Simd, M: Products<S>, A: Element>(
         for i in (0..len).step_by(LANES) {
             let mut v = load(s, even, i);
             if group > 1 {
-                v = m.pair(s, v, odd.map_or_else(|| s.zero(), |odd| load(s, odd, i)));
+                v = s.pair(v, odd.map_or_else(|| s.zero(), |odd| load(s, odd, i)));
             }
             // SAFETY: the row has `len` words.
             unsafe {

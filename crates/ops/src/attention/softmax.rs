@@ -116,8 +116,8 @@ unsafe fn softmax_backward_generic<S: Simd, M: Products<S>>(s: S, m: M, x: &Back
                 let next = p.add(2 * x.stride);
                 let (next_probs, next_ds) = derivative(s, next.add(at), x.stride, at, odd);
                 m.store(s, next.add(x.stride), at, next_ds);
-                s.store_ptr(p.add(at), m.pair(s, probs, next_probs));
-                s.store_ptr(across.add(at), m.pair(s, ds, next_ds));
+                s.store_ptr(p.add(at), s.pair(probs, next_probs));
+                s.store_ptr(across.add(at), s.pair(ds, next_ds));
             }
         }
     }

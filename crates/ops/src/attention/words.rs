@@ -100,7 +100,7 @@ pub(super) trait Products<S: Simd>: Arithmetic<S> + MulAdd<S> {
     /// Words with the odd numbers replaced by zero.
     #[inline(always)]
     fn even(self, s: S, words: S::V) -> S::V {
-        self.pair(s, s.low_half(words), s.zero())
+        s.pair(s.low_half(words), s.zero())
     }
 }
 

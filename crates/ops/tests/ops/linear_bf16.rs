@@ -195,6 +195,42 @@ fn a_row_is_bitwise_identical_alone_and_among_others() {
     }
 }
 
+/// Results that do not fit in a cache are stored past it, in rows of whole cache lines or not; those of few rows are not.
+#[test]
+fn results_beyond_the_cache_are_those_of_their_rows() {
+    const ROWS: usize = 64;
+    for (rows, n, k) in [(12 * ROWS, 1056, 70), (12 * ROWS, 1072, 70), (12 * ROWS, 1056, 1600)] {
+        let x = bf16(&noise(1, rows * k));
+        let (w, bias, residual) =
+            (Buf::from_vec(noise(3, n * k)), Buf::from_vec(noise(4, n)), noise(5, rows * n));
+        let w_back = Buf::from_vec(noise(6, k * n));
+        for ctx in contexts_of_all_orders().iter().filter(|ctx| ctx.order() == Order::Tiles) {
+            let packed = pack::<Bf16>(ctx, &w, n, k);
+            let of_rows = |first: usize, rows: usize| {
+                let x = Buf::from_slice(&x.as_slice()[first * k..][..rows * k]);
+                let residual = Buf::from_slice(&residual[first * n..][..rows * n]);
+                let [mut plain, mut biased, mut added, mut dx] =
+                    [(); 4].map(|()| Buf::<f32>::zeros(rows * n));
+                let mut narrow = Buf::<Bf16>::zeros(rows * n);
+                linear(ctx, &mut plain, &x, rows, &packed, None);
+                linear(ctx, &mut narrow, &x, rows, &packed, None);
+                linear(ctx, &mut biased, &x, rows, &packed, Some(&bias));
+                linear_residual(ctx, &mut added, &residual, &x, rows, &packed, None);
+                linear_backward_input::<Bf16, Bf16, f32>(ctx, &mut dx, &x, rows, &w_back, k, n, false);
+                let narrow = Buf::from_vec(narrow.as_slice().iter().map(|x| x.widen()).collect());
+                [plain, narrow, biased, added, dx]
+            };
+            let all = of_rows(0, rows);
+            for first in (0..rows).step_by(ROWS) {
+                for (all, few) in all.iter().zip(of_rows(first, ROWS)) {
+                    let want = &all.as_slice()[first * n..][..ROWS * n];
+                    assert_same(&few, want, &format!("rows from {first} on, n {n}, k {k}, {ctx:?}"));
+                }
+            }
+        }
+    }
+}
+
 /// Numbers whose products are near the smallest normal number, and numbers that count as zero in dot pairs and tiles.
 #[test]
 fn tiny_numbers_are_identical_everywhere() {
