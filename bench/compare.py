@@ -307,6 +307,8 @@ def parsed() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> dict:
     """Runs the programs; their figures are also written to compare.json after each round."""
+    # A comparison that was interrupted while PyTorch compiled leaves an empty library there, which fails to load ever after.
+    shutil.rmtree(arguments.work / "inductor", ignore_errors=True)
     bench = Bench(arguments)
     bench.prepare()
     measured = {"date": time.strftime("%Y-%m-%d"), "machine": table.machine(), "threads": arguments.threads}
