@@ -215,7 +215,7 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, unit: &mut U, rows: 
     unsafe {
         let bypass = TWO && bypasses(t);
         let stores = t.finish == Finish::Store && !bypass;
-        // A tile is too short to prefetch more than its results, which come first. Vectors need no prefetch.
+        // The lines that a tile is stored to come first. Vectors need no prefetch.
         if stores {
             t.prefetch[0].fetch(s);
         }
@@ -244,7 +244,7 @@ unsafe fn tile<S: Simd, U: TileUnit, const TWO: bool>(s: S, unit: &mut U, rows: 
         if stores {
             return store::<U, TWO>(unit, lower, t.to, t.to_row);
         }
-        // A tile is stored faster to lines that are in the first-level cache. The vectors that read them need not wait.
+        // A tile waits for each line outside the first-level cache that it is stored to; vectors do not.
         let mut sums = MaybeUninit::<Sums>::uninit();
         let sums = sums.as_mut_ptr().cast::<f32>();
         store::<U, TWO>(unit, lower, sums, SUMS_ROW);

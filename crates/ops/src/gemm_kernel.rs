@@ -384,7 +384,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
                 to: std::ptr::null_mut(),
                 to_row: 0,
                 finish: Finish::Store,
-                large: Large { results: block.large.results && pass.index + 1 == pass.count, ..block.large },
+                large: block.large,
                 prefetch: [Prefetch::NONE; 4],
                 stream: stream(pass, &panels),
             };
@@ -505,6 +505,7 @@ unsafe fn compute_tile<S: Simd, A: Arithmetic<S>>(
                 Cells::Bf16(to) => to.cast(),
             };
             tile.to_row = to_row;
+            tile.large.results = block.large.results && last_pass;
             tile.finish = match finish {
                 Finish::Add(add, add_row) => Finish::Add(add.add(row * add_row + col), add_row),
                 Finish::Bias(bias) => Finish::Bias(bias.add(col)),
@@ -513,6 +514,7 @@ unsafe fn compute_tile<S: Simd, A: Arithmetic<S>>(
         } else {
             (tile.from, tile.from_row) = (std::ptr::null(), 0);
             (tile.to, tile.to_row, tile.finish) = (buffer, row_of_buffer, Finish::Store);
+            tile.large.results = false;
             if let Some((from, from_row)) = from {
                 for i in 0..rows {
                     for j in 0..panels {

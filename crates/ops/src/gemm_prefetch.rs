@@ -60,7 +60,7 @@ impl Prefetch {
     }
 }
 
-/// Line-by-line prefetch of B, for tiles that are its only users, or nearly. (Not used by AMX tiles.)
+/// Line-by-line prefetch of B, for tiles that are its only users, or nearly.
 #[derive(Clone, Copy)]
 pub(crate) struct Stream {
     /// Prefetch distance in steps.
