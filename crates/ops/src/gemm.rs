@@ -174,19 +174,25 @@ impl Blocking {
     }
 }
 
-/// Upper limit of the scratch memory of a piece in bytes, if `k` is the largest reduced dimension of a weight: partial sums,
-/// a panel of B, and rows of A. Those of few rows are copied in one pass.
-pub(crate) fn piece_scratch(isa: Isa, k: usize) -> usize {
+/// Upper limit of the scratch memory of a piece in bytes, with words of at most `group` numbers, if `k` is the largest width of a
+/// layer: partial sums, a panel of B, and rows of A. Those of few rows are copied in one pass.
+pub(crate) fn piece_scratch(isa: Isa, group: usize, k: usize) -> usize {
     let of = |group: usize| {
-        // On AMX not all products use tiles, but their blocks are the largest.
-        let blocking = if isa == Isa::Amx { Blocking::TILES } else { Blocking::of_vectors(isa, group) };
+        // AMX has other orders too, but the blocks of tiles are the largest.
+        let tiles = isa == Isa::Amx && group > 1;
+        let blocking = if tiles { Blocking::TILES } else { Blocking::of_vectors(isa, group) };
         let Blocking { steps, rows, rows_across } = blocking;
-        let rows = rows.max(rows_across) + LANES * group;
-        let right = WIDEST * LANES * steps;
-        let left = left_room(rows, steps).max(left_room(FEW_ROWS, k.next_multiple_of(LANES * group)));
-        rows * MAX_PANELS * LANES + right + left
+        let unit = LANES * group;
+        // The widest product reduces queries, keys and values, or the two halves of a feed-forward layer: numbers, which tiles
+        // copy in words. A weight's gradient reduces any number of tokens, across A's rows.
+        let widest = if tiles { (3 * k).div_ceil(group) } else { 3 * k };
+        let along = left_room(rows + unit, steps.min(widest));
+        let few = left_room(FEW_ROWS, k.next_multiple_of(unit));
+        let left = along.max(left_room(rows_across + unit, steps)).max(few);
+        let partial = if widest > steps { (rows.max(rows_across) + unit) * MAX_PANELS * LANES } else { 0 };
+        partial + WIDEST * LANES * steps + left
     };
-    of(1).max(of(2)) * size_of::<f32>()
+    (1..=group).map(of).max().unwrap_or(0) * size_of::<f32>()
 }
 
 /// True if a product is too small for more than one thread.

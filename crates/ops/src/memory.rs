@@ -81,6 +81,6 @@ impl ScratchShape {
         let widened = LANES * inner * size_of::<f32>();
         swiglu_rows.max(heads_rows).max(widened)
             + portion.max(heads).max(logits)
-            + gemm::piece_scratch(isa, inner)
+            + gemm::piece_scratch(isa, E::GROUP, inner)
     }
 }
