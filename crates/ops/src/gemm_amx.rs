@@ -358,24 +358,50 @@ fn bypasses(t: &Tile) -> bool {
 unsafe fn finish<S: Simd, const TWO: bool>(s: S, t: &Tile, bypass: bool, row: usize, sums: *const f32) {
     // SAFETY: the tile has the row, with one or two vectors; addresses of a second one are used only if there are two.
     unsafe {
-        let put = |to: *mut f32, v: S::V| if bypass { s.stream_ptr(to, v) } else { s.store_ptr(to, v) };
         let first = s.load_ptr(sums);
         let second = if TWO { s.load_ptr(sums.add(LANES)) } else { s.zero() };
         if t.finish == Finish::Narrow {
             let to = t.to.cast::<u16>().add(row * t.to_row);
-            return if TWO { put(to.cast(), s.narrow(first, second)) } else { s.store_bf16(to, first) };
+            return if TWO {
+                put(s, bypass, to.cast(), s.narrow(first, second));
+            } else {
+                s.store_bf16(to, first);
+            };
         }
         let add = match t.finish {
             Finish::Add(add, add_row) => Some(add.add(row * add_row)),
             Finish::Bias(bias) => Some(bias),
             Finish::Store | Finish::Narrow => None,
         };
-        let plus = |v: S::V, j: usize| add.map_or(v, |add| s.add(s.load_ptr(add.add(j * LANES)), v));
         let to = t.to.add(row * t.to_row);
-        put(to, plus(first, 0));
+        put(s, bypass, to, plus(s, first, add));
         if TWO {
-            put(to.add(LANES), plus(second, 1));
+            put(s, bypass, to.add(LANES), plus(s, second, add.map(|add| add.add(LANES))));
         }
+    }
+}
+
+/// Stores a vector, past the caches if `bypass`. (A function, since a closure would be compiled without the instruction set
+/// where it is not inlined. Also below.)
+///
+/// # Safety
+/// As for [`Simd::store_ptr`], or [`Simd::stream_ptr`] if `bypass`.
+#[inline(always)]
+unsafe fn put<S: Simd>(s: S, bypass: bool, to: *mut f32, v: S::V) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { if bypass { s.stream_ptr(to, v) } else { s.store_ptr(to, v) } }
+}
+
+/// The vector at `add` plus `v`; `v` if there is none.
+///
+/// # Safety
+/// The vector must be readable.
+#[inline(always)]
+unsafe fn plus<S: Simd>(s: S, v: S::V, add: Option<*const f32>) -> S::V {
+    match add {
+        // SAFETY: guaranteed by the caller.
+        Some(add) => s.add(unsafe { s.load_ptr(add) }, v),
+        None => v,
     }
 }
 

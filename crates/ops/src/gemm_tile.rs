@@ -38,7 +38,7 @@ pub(crate) struct Tile {
     pub(crate) stream: Option<Stream>,
 }
 
-/// What does not fit in the second-level cache together with an operand. Only tiles that are faster than memory care.
+/// What does not fit in the second-level cache together with an operand. Used by AMX tiles only.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Large {
     /// B of the whole product, in panels.
