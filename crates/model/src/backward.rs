@@ -31,7 +31,7 @@ struct Batch {
 
 impl Model {
     /// Adds the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored tokens and of
-    /// `Σ d_last_value · last_value` over the segments to `grads`.
+    /// `Σ d_last_value · last_value` over the segments to `grads`, or replaces them after [`Gradients::restart`].
     ///
     /// # Panics
     ///
@@ -45,14 +45,13 @@ impl Model {
     ) -> Result<(), BatchError> {
         let Forward { tokens, seq_starts, parents, positions, dropout, saved, .. } = forward;
         let batch = Batch { tokens, seq_starts, parents, positions, dropout };
-        let set = &mut grads.set;
         let computed = saved.dtype();
         match (self.packed(ctx), saved) {
             (PackedForm::F32(packed), SavedActivations::F32(saved)) => {
-                self.backward_in(ctx, packed, &batch, saved, d_scores, set)
+                self.backward_in(ctx, packed, &batch, saved, d_scores, grads)
             }
             (PackedForm::Bf16(packed), SavedActivations::Bf16(saved)) => {
-                self.backward_in(ctx, packed, &batch, saved, d_scores, set)
+                self.backward_in(ctx, packed, &batch, saved, d_scores, grads)
             }
             _ => Err(BatchError::Dtype { forward: computed.name(), model: self.config().dtype.name() }),
         }
@@ -65,15 +64,17 @@ impl Model {
         batch: &Batch,
         saved: Activations<E>,
         d_scores: &ScoreGrads<'_>,
-        grads: &mut TrainedSet,
+        grads: &mut Gradients,
     ) -> Result<(), BatchError> {
         let Activations { mut layers, heads } = saved;
         let candidates = heads.compared.as_ref().map(Compared::candidates);
         let (rows, segments) = (heads.rows.len(), batch.seq_starts.len() - 1);
         d_scores.check(self.config().output_heads, candidates, rows, segments)?;
         if heads.rows.is_empty() && d_scores.d_last_value.is_empty() {
+            grads.add_nothing(ctx);
             return Ok(());
         }
+        let (grads, accumulate) = grads.begin_pass(ctx);
         let d = self.config().hidden_size;
         let segments = Segments { starts: &batch.seq_starts, parents: &batch.parents };
         let pass = Pass::new(self, ctx, packed, &batch.positions, segments, batch.dropout.as_ref());
@@ -84,7 +85,7 @@ impl Model {
         while let Some(saved) = layers.pop() {
             let index = layers.len();
             let grads = match grads {
-                TrainedSet::Full(set) => LayerGradients::Full(&mut set.layers[index]),
+                TrainedSet::Full(set) => LayerGradients::Full { tensors: &mut set.layers[index], accumulate },
                 TrainedSet::Adapter(set) => LayerGradients::Adapter(&mut set.layers[index]),
             };
             pass.layer_backward(index, saved, &mut dx, grads, &mut room);

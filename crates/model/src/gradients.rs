@@ -13,18 +13,40 @@ use crate::trained::TrainedSet;
 pub struct Gradients {
     pub(crate) set: TrainedSet,
     specs: Arc<[TensorSpec]>,
+    /// Whether the next backward pass adds to the numbers, or replaces them.
+    accumulate: bool,
 }
 
 impl Gradients {
     /// Zero gradients for the trained weights of `model`.
     pub fn zeros(model: &Model) -> Self {
-        Self { set: TrainedSet::zeros(model), specs: Arc::clone(model.trained_specs()) }
+        Self { set: TrainedSet::zeros(model), specs: Arc::clone(model.trained_specs()), accumulate: false }
     }
 
-    /// Resets all gradients to zero.
-    pub fn zero(&mut self, ctx: &Ctx) {
-        for buf in self.set.bufs_mut() {
-            ops::zero(ctx, buf);
+    /// Lets the next backward pass replace the gradients instead of adding to them, as if they were zero. Until then they
+    /// keep their numbers: zeroing them would write the whole memory once more, and adding to zeros read it.
+    pub fn restart(&mut self) {
+        self.accumulate = false;
+    }
+
+    /// Prepares for a backward pass. Returns what it adds to, and whether it must add to the layers' matrices too, or replace
+    /// them.
+    pub(crate) fn begin_pass(&mut self, ctx: &Ctx) -> (&mut TrainedSet, bool) {
+        let accumulate = std::mem::replace(&mut self.accumulate, true);
+        if !accumulate {
+            for buf in self.set.sums_mut() {
+                ops::zero(ctx, buf);
+            }
+        }
+        (&mut self.set, accumulate)
+    }
+
+    /// Ends a backward pass that had nothing to add.
+    pub(crate) fn add_nothing(&mut self, ctx: &Ctx) {
+        if !std::mem::replace(&mut self.accumulate, true) {
+            for buf in self.set.bufs_mut() {
+                ops::zero(ctx, buf);
+            }
         }
     }
 

@@ -224,7 +224,7 @@ impl Model {
             1 => Buf::from_slice(d_value),
             _ => Buf::from_slice(&d_value.iter().flat_map(|&d| [-d, d]).collect::<Vec<f32>>()),
         };
-        ops::linear_backward_weight::<E, f32>(ctx, &mut d_head.weight, &d_logits, normed, n, labels, d);
+        ops::linear_backward_weight::<E, f32>(ctx, &mut d_head.weight, &d_logits, normed, n, labels, d, true);
         if let Some(d_bias) = &mut d_head.bias {
             ops::bias_backward::<f32>(ctx, d_bias, &d_logits, n, labels);
         }
@@ -306,7 +306,7 @@ impl Model {
                 dropout.mask_all(ctx, buf, d);
             }
             let input = input.as_deref().unwrap_or(head.h_td);
-            ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, input, s, r, d);
+            ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, input, s, r, d, true);
             let input = LowRankInput { du, a: &factors.a, dropout };
             ops::low_rank_backward_x::<E>(ctx, d_normed, input, [s, d, r]);
         }

@@ -130,6 +130,15 @@ impl LayerTensors {
         }
     }
 
+    /// All but the products' weights, mutable.
+    fn vectors_mut(&mut self) -> impl Iterator<Item = &mut Buf> {
+        [&mut self.attention_norm, &mut self.mlp_norm]
+            .into_iter()
+            .chain(&mut self.qkv_bias)
+            .chain(self.qk_norm.iter_mut().flatten())
+            .chain(&mut self.o_bias)
+    }
+
     fn bufs(&self) -> impl Iterator<Item = &Buf> {
         [&self.attention_norm, &self.qkv]
             .into_iter()
@@ -203,6 +212,16 @@ impl TensorSet {
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
         std::iter::once(Arc::make_mut(&mut self.embedding))
             .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
+            .chain([&mut self.norm])
+            .chain(&mut self.head)
+            .chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut))
+            .collect()
+    }
+
+    /// All buffers but the layers' matrices.
+    pub(crate) fn sums_mut(&mut self) -> Vec<&mut Buf> {
+        std::iter::once(Arc::make_mut(&mut self.embedding))
+            .chain(self.layers.iter_mut().flat_map(LayerTensors::vectors_mut))
             .chain([&mut self.norm])
             .chain(&mut self.head)
             .chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut))

@@ -38,6 +38,14 @@ impl TrainedSet {
         }
     }
 
+    /// The buffers of gradients that a backward pass adds to more than once, or in part: all but the layers' matrices.
+    pub(crate) fn sums_mut(&mut self) -> Vec<&mut Buf> {
+        match self {
+            Self::Full(set) => set.sums_mut(),
+            Self::Adapter(set) => set.bufs_mut(),
+        }
+    }
+
     /// Tensors with their file names.
     pub(crate) fn named<'a>(
         &'a self,

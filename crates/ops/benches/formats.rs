@@ -108,18 +108,18 @@ impl<'c, E: Element> TrainingStep<'c, E> {
         });
         laps.time(|| linear(self.ctx, &mut dx, &hidden, T, &self.down.1, None));
         let [d_down, d_gate_up, d_out, d_qkv] = &mut gradients;
-        laps.time(|| linear_backward_weight(self.ctx, d_down, &x, &hidden, T, D, F));
+        laps.time(|| linear_backward_weight(self.ctx, d_down, &x, &hidden, T, D, F, false));
         laps.time(|| {
             linear_backward_swiglu(self.ctx, &mut gate_up, &mut hidden, &x, T, &self.down.0, D, F);
         });
-        laps.time(|| linear_backward_weight(self.ctx, d_gate_up, &gate_up, &normed, T, 2 * F, D));
+        laps.time(|| linear_backward_weight(self.ctx, d_gate_up, &gate_up, &normed, T, 2 * F, D, false));
         let ctx = self.ctx;
         laps.time(|| {
             linear_backward_input::<E, E, f32>(ctx, &mut dx, &gate_up, T, &self.gate_up.0, 2 * F, D, false);
         });
-        laps.time(|| linear_backward_weight(ctx, d_out, &x, &normed, T, D, D));
+        laps.time(|| linear_backward_weight(ctx, d_out, &x, &normed, T, D, D, false));
         laps.time(|| linear_backward_input::<E, f32, f32>(ctx, &mut dx, &x, T, &self.out.0, D, D, false));
-        laps.time(|| linear_backward_weight(ctx, d_qkv, &heads, &normed, T, 2 * D, D));
+        laps.time(|| linear_backward_weight(ctx, d_qkv, &heads, &normed, T, 2 * D, D, false));
         laps.time(|| {
             linear_backward_input::<E, E, f32>(ctx, &mut dx, &heads, T, &self.qkv.0, 2 * D, D, false);
         });

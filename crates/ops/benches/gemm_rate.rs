@@ -74,7 +74,7 @@ fn products<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) -> [(usize, 
         measured(ctx, flop, || {
             linear_backward_input::<E, E, f32>(ctx, &mut dx, &dy, rows, &w, n, k, false);
         }),
-        measured(ctx, flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k)),
+        measured(ctx, flop, || linear_backward_weight(ctx, &mut dw, &dy, &x, rows, n, k, false)),
     ]
 }
 

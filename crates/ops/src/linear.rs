@@ -100,8 +100,8 @@ pub fn linear_backward_input<'w, E: Element, A: Element, O: Element>(
         .run(ctx, O::numbers_mut(dx_tk.as_mut_slice()));
 }
 
-/// `dw_nk += dy_tnᵀ · x_tk`: tokens are summed in ascending order, starting from `dw_nk`. `E` is the arithmetic, to
-/// which `dy_tn` is rounded.
+/// `dw_nk = dy_tnᵀ · x_tk`, or `dw_nk += dy_tnᵀ · x_tk` with the sum starting from `dw_nk`. Tokens are summed in ascending
+/// order, and both are bitwise identical if `dw_nk` is zero. `E` is the arithmetic, to which `dy_tn` is rounded.
 ///
 /// # Panics
 /// If a buffer does not have the size of its shape.
@@ -113,13 +113,15 @@ pub fn linear_backward_weight<E: Element, A: Element>(
     rows: usize,
     n: usize,
     k: usize,
+    accumulate: bool,
 ) {
     check("dw_nk", dw_nk, n * k);
     check("dy_tn", dy_tn, rows * n);
     check("x_tk", x_tk, rows * k);
     let a = Left { data: A::numbers(dy_tn.as_slice()), row: 1, step: n };
     let b = Right::Rows { data: E::numbers(x_tk.as_slice()), width: k };
-    Product { m: n, n: k, k: rows, group: E::GROUP, a, b, c_row: k, output: Output::Chain }
+    let output = if accumulate { Output::Chain } else { Output::Store };
+    Product { m: n, n: k, k: rows, group: E::GROUP, a, b, c_row: k, output }
         .run(ctx, f32::numbers_mut(dw_nk.as_mut_slice()));
 }
 

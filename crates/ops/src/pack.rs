@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use crate::caches::Caches;
 use crate::disjoint::Disjoint;
 use crate::gemm::{Left, Output, Product, Right};
+use crate::gemm_prefetch::LINE;
 use crate::int8::Int8Panels;
 use crate::numbers::Numbers;
 use crate::simd::{LANES, Simd, dispatch};
@@ -141,6 +143,9 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
         Panels::Plain(own) if own.len() == panels * size => own,
         _ => Buf::zeros(panels * size),
     };
+    let bytes = plain.as_slice().as_ptr_range();
+    let lines = bytes.start.addr().is_multiple_of(LINE);
+    let streams = lines && bytes.end.addr() - bytes.start.addr() > Caches::detect().second / 2;
     let out = Disjoint::new(plain.as_mut_slice());
     let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
     ctx.parallel_for(pieces, |i| {
@@ -150,10 +155,10 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
             let rows = LANES.min(n - p * LANES);
             let range = p * LANES * k..(p * LANES + rows) * k;
             match w.part(range.clone()) {
-                Numbers::F32(rows) => pack_panel(ctx.level(), panel, rows, k),
+                Numbers::F32(rows) => pack_panel(ctx.level(), panel, rows, k, streams),
                 Numbers::Bf16(_) => ctx.with_scratch(rows * k, |wide| {
                     w.widen(range, wide.as_mut_slice());
-                    pack_panel(ctx.level(), panel, wide.as_slice(), k);
+                    pack_panel(ctx.level(), panel, wide.as_slice(), k, streams);
                 }),
             }
         }
@@ -218,9 +223,9 @@ impl<E: Element> Packed<E> {
     }
 }
 
-/// Packs up to 16 rows of `k` elements into a panel.
+/// Packs up to 16 rows of `k` elements into a panel, which starts with a cache line if it is to be stored past the caches.
 #[inline(always)]
-fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize) {
+fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize, streams: bool) {
     const MAX_LINE: usize = 2 * LANES;
     let depth = LANES * E::GROUP;
     let squares = if rows.len() == LANES * k { k / depth } else { 0 };
@@ -240,9 +245,15 @@ fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], 
         s.transpose(&mut square);
         for (i, column) in square.iter().enumerate() {
             let at = (c * LANES + i) * LANES * E::GROUP;
-            // SAFETY: the panel has 16 words for each of the steps of all squares.
-            unsafe { s.store_ptr(panel.as_mut_ptr().add(at).cast(), *column) }
+            // SAFETY: the panel has 16 words, a cache line, for each of the steps of all squares.
+            unsafe {
+                let to = panel.as_mut_ptr().add(at).cast();
+                if streams { s.stream_ptr(to, *column) } else { s.store_ptr(to, *column) }
+            }
         }
+    }
+    if streams {
+        s.end_streams();
     }
     let done = squares * depth;
     for (lane, row) in rows.chunks_exact(k.max(1)).enumerate() {
@@ -257,7 +268,7 @@ fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], 
 
 dispatch! {
     /// Packs one panel.
-    fn pack_panel[E: Element](panel: &mut [E], rows: &[f32], k: usize) = pack_panel_generic;
+    fn pack_panel[E: Element](panel: &mut [E], rows: &[f32], k: usize, streams: bool) = pack_panel_generic;
 }
 
 /// Writes the rows of a panel, at most 16, of `k` elements each.

@@ -226,6 +226,18 @@ impl Simd for Avx2 {
         unsafe { Pair(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
     }
     #[inline(always)]
+    unsafe fn stream_ptr(self, p: *mut f32, v: Pair) {
+        unsafe {
+            _mm256_stream_ps(p, v.0);
+            _mm256_stream_ps(p.add(8), v.1);
+        }
+    }
+    #[inline(always)]
+    fn end_streams(self) {
+        // SAFETY: every x86-64 processor has the instruction.
+        unsafe { _mm_sfence() }
+    }
+    #[inline(always)]
     unsafe fn store_ptr(self, p: *mut f32, v: Pair) {
         unsafe {
             _mm256_storeu_ps(p, v.0);

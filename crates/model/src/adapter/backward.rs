@@ -11,7 +11,11 @@ use crate::tensors::LayerTensors;
 /// Gradients of one decoder layer.
 pub(crate) enum LayerGradients<'a> {
     /// Of all weights.
-    Full(&'a mut LayerTensors),
+    Full {
+        tensors: &'a mut LayerTensors,
+        /// Whether the products' gradients are added to the matrices, or replace them. The vectors are always added to.
+        accumulate: bool,
+    },
     /// Of the adapter: the base is frozen.
     Adapter(&'a mut AdapterLayer),
 }
@@ -20,7 +24,7 @@ impl LayerGradients<'_> {
     /// Gradients of the weights, unless they are frozen.
     pub(crate) fn full(&mut self) -> Option<&mut LayerTensors> {
         match self {
-            Self::Full(tensors) => Some(tensors),
+            Self::Full { tensors, .. } => Some(tensors),
             Self::Adapter(_) => None,
         }
     }
@@ -44,7 +48,7 @@ impl<E: Element> Pass<'_, E> {
         Some(du)
     }
 
-    /// Adds the gradient of the product's weight, or of its factors; `x` is the product's input.
+    /// Computes the gradient of the product's weight, or adds that of its factors; `x` is the product's input.
     pub(crate) fn weight_backward<A: Element>(
         &self,
         layer: Layer<'_, E>,
@@ -56,9 +60,9 @@ impl<E: Element> Pass<'_, E> {
         let (ctx, t) = (self.ctx, self.tokens());
         let [n, k] = projection.shape(layer.config);
         let adapter = match grads {
-            LayerGradients::Full(tensors) => {
+            LayerGradients::Full { tensors, accumulate } => {
                 let dw = tensors.matrix_mut(projection);
-                ops::linear_backward_weight::<E, A>(ctx, dw, dy, x, t, n, k);
+                ops::linear_backward_weight::<E, A>(ctx, dw, dy, x, t, n, k, *accumulate);
                 return;
             }
             LayerGradients::Adapter(adapter) => adapter,
@@ -82,7 +86,7 @@ impl<E: Element> Pass<'_, E> {
             let db = &mut grads.b.as_mut_slice()[member.b.clone()];
             ops::low_rank_backward_b(ctx, db, dy, &u, [t, n, r], &member.columns);
         }
-        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, x, t, r, k);
+        ops::linear_backward_weight::<E, f32>(ctx, &mut grads.a, du, x, t, r, k, true);
     }
 
     /// `dx = dy · W`, plus the addition's part. `room` is for the weight of a frozen base.

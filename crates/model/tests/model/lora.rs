@@ -23,7 +23,7 @@ pub(crate) fn stored(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lora").join(name)
 }
 
-fn golden(name: &str) -> Golden {
+pub(crate) fn golden(name: &str) -> Golden {
     Golden::open(&format!("lora/{name}.safetensors"))
 }
 

@@ -9,6 +9,7 @@ mod decode;
 mod files;
 mod finite_differences;
 mod golden;
+mod gradients;
 mod lora;
 mod memory;
 mod optimizer;

@@ -64,7 +64,7 @@ fn check_shape(rows: usize, n: usize, k: usize) {
         assert_same(&got, &dx_added, &format!("accumulated input gradient, {what}"));
 
         let mut got = Buf::from_slice(&dw0);
-        linear_backward_weight(&ctx, &mut got, &bdy, &bx, rows, n, k);
+        linear_backward_weight(&ctx, &mut got, &bdy, &bx, rows, n, k, true);
         assert_same(&got, &dw, &format!("weight gradient, {what}"));
         let mut got = Buf::from_slice(&bias);
         bias_backward(&ctx, &mut got, &bdy, rows, n);
@@ -128,7 +128,16 @@ fn a_weight_gradient_in_two_calls_is_bitwise_identical_to_one() {
     let (dy, x) = (noise(1, rows * n), noise(2, rows * k));
     for ctx in contexts() {
         let mut whole = Buf::<f32>::zeros(n * k);
-        linear_backward_weight(&ctx, &mut whole, &Buf::from_slice(&dy), &Buf::from_slice(&x), rows, n, k);
+        linear_backward_weight(
+            &ctx,
+            &mut whole,
+            &Buf::from_slice(&dy),
+            &Buf::from_slice(&x),
+            rows,
+            n,
+            k,
+            true,
+        );
         for cut in [1, 7, 129, 384, 529] {
             let mut parts = Buf::<f32>::zeros(n * k);
             for (rows, from, to) in [(cut, 0, cut), (rows - cut, cut, rows)] {
@@ -141,6 +150,7 @@ fn a_weight_gradient_in_two_calls_is_bitwise_identical_to_one() {
                     rows,
                     n,
                     k,
+                    true,
                 );
             }
             assert_same(&parts, whole.as_slice(), &format!("cut at {cut}, {ctx:?}"));

@@ -130,10 +130,10 @@ impl Case {
         assert_rounded(&dx, &e.dx, &what("input gradient to bf16"));
 
         let mut dw = Buf::from_slice(&self.dw0);
-        linear_backward_weight::<Bf16, f32>(ctx, &mut dw, &dy, &x, rows, n, k);
+        linear_backward_weight::<Bf16, f32>(ctx, &mut dw, &dy, &x, rows, n, k, true);
         assert_same(&dw, &e.dw, &what("weight gradient"));
         let mut dw = Buf::from_slice(&self.dw0);
-        linear_backward_weight::<Bf16, Bf16>(ctx, &mut dw, &bf16(&self.dy), &x, rows, n, k);
+        linear_backward_weight::<Bf16, Bf16>(ctx, &mut dw, &bf16(&self.dy), &x, rows, n, k, true);
         assert_same(&dw, &e.dw, &what("weight gradient from bf16"));
     }
 }
@@ -231,6 +231,26 @@ fn results_beyond_the_cache_are_those_of_their_rows() {
     }
 }
 
+/// A weight gradient in f32 or bf16 that replaces what was there is the one added to zeros, also if it does not fit in a
+/// cache, in rows of whole cache lines or not, and in several passes over the tokens.
+#[test]
+fn a_replaced_weight_gradient_is_the_one_added_to_zeros() {
+    fn check<E: Element>(ctx: &Ctx, rows: usize, n: usize, k: usize) {
+        let x: Vec<E> = noise(1, rows * k).into_iter().map(E::narrow).collect();
+        let (x, dy) = (Buf::from_vec(x), Buf::from_vec(noise(2, rows * n)));
+        let (mut added, mut replaced) = (Buf::<f32>::zeros(n * k), Buf::from_vec(vec![f32::NAN; n * k]));
+        linear_backward_weight::<E, f32>(ctx, &mut added, &dy, &x, rows, n, k, true);
+        linear_backward_weight::<E, f32>(ctx, &mut replaced, &dy, &x, rows, n, k, false);
+        assert_same(&replaced, added.as_slice(), &format!("{} rows {rows}, n {n}, k {k}, {ctx:?}", E::NAME));
+    }
+    for ctx in contexts_of_all_orders() {
+        for (rows, n, k) in [(3, 2100, 1024), (4, 2100, 1030), (1700, 20, 33), (0, 20, 33)] {
+            check::<f32>(&ctx, rows, n, k);
+            check::<Bf16>(&ctx, rows, n, k);
+        }
+    }
+}
+
 /// Numbers whose products are near the smallest normal number, and numbers that count as zero in dot pairs and tiles.
 #[test]
 fn tiny_numbers_are_identical_everywhere() {
@@ -286,12 +306,12 @@ fn widened_products_are_f32_products() {
         let mut want = [rows * n, rows * k, n * k].map(Buf::<f32>::zeros);
         linear(&reference, &mut want[0], &x, rows, &pack::<f32>(&reference, &w, n, k), None);
         linear_backward_input::<f32, f32, f32>(&reference, &mut want[1], &dy, rows, &w, n, k, false);
-        linear_backward_weight::<f32, f32>(&reference, &mut want[2], &dy, &x, rows, n, k);
+        linear_backward_weight::<f32, f32>(&reference, &mut want[2], &dy, &x, rows, n, k, true);
         for ctx in all_contexts().into_iter().filter(|ctx| ctx.order() == Order::Widened) {
             let mut got = [rows * n, rows * k, n * k].map(Buf::<f32>::zeros);
             linear(&ctx, &mut got[0], &bf16(&case.x), rows, &pack::<Bf16>(&ctx, &w, n, k), None);
             linear_backward_input::<Bf16, f32, f32>(&ctx, &mut got[1], &dy, rows, &w, n, k, false);
-            linear_backward_weight::<Bf16, f32>(&ctx, &mut got[2], &dy, &bf16(&case.x), rows, n, k);
+            linear_backward_weight::<Bf16, f32>(&ctx, &mut got[2], &dy, &bf16(&case.x), rows, n, k, true);
             for (got, want) in got.iter().zip(&want) {
                 assert_same(got, want.as_slice(), &format!("{ctx:?}, rows {rows}, n {n}, k {k}"));
             }

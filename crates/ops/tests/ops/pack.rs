@@ -32,5 +32,8 @@ fn a_packed_weight_is_unpacked_as_it_was() {
         // Enough for several threads.
         check::<f32>(&ctx, 410, 250);
         check::<Bf16>(&ctx, 410, 250);
+        // Too much for a cache, in whole panels and a part of one.
+        check::<f32>(&ctx, 1030, 2050);
+        check::<Bf16>(&ctx, 2060, 2050);
     }
 }

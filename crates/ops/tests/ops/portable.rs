@@ -57,7 +57,7 @@ fn check_linear<E: Element>() {
             linear_backward_input::<E, E, f32>(&ctx, &mut dx, &dy, rows, &w_f32, n, k, false);
             close(&dx, &product(&wide(&dy), &transposed(&wide(&w), k), n));
             let mut dw = Buf::<f32>::zeros(n * k);
-            linear_backward_weight::<E, E>(&ctx, &mut dw, &dy, &x, rows, n, k);
+            linear_backward_weight::<E, E>(&ctx, &mut dw, &dy, &x, rows, n, k, true);
             close(&dw, &product(&transposed(&wide(&dy), n), &transposed(&wide(&x), k), rows));
         }
     }

@@ -75,7 +75,7 @@ impl KernelBench<'_> {
             linear_backward_input::<E, _, _>(ctx, &mut dx, &dy, m, &w, n, k, false);
         });
         self.measure(named("backward_weight"), shape, operations, || {
-            linear_backward_weight(ctx, &mut dw, &dy, &x, m, n, k);
+            linear_backward_weight(ctx, &mut dw, &dy, &x, m, n, k, false);
         });
     }
 
