@@ -31,7 +31,7 @@ import screen
 import table
 from peers.workloads import SHAPES
 from processes import started
-from programs import DTYPES, PROGRAMS, WORKLOADS, Program
+from programs import DTYPES, ISA_LIMITS, PROGRAMS, WORKLOADS, Program
 
 HERE = Path(__file__).resolve().parent
 #: Exit status after Ctrl-C or SIGTERM.
@@ -53,7 +53,7 @@ def cores(threads: int) -> list:
     return free[:threads]
 
 
-def process_environment(threads: int, pinned: list, work: Path) -> dict:
+def process_environment(threads: int, pinned: list, work: Path, isa: str | None) -> dict:
     """Returns the environment variables of every program."""
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONDONTWRITEBYTECODE", "RUST_LOG")}
     return kept | {
@@ -68,6 +68,7 @@ def process_environment(threads: int, pinned: list, work: Path) -> dict:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
+        **ISA_LIMITS.get(isa, {}),
     }
 
 
@@ -132,8 +133,9 @@ def selected(arguments: argparse.Namespace) -> list:
         and not any(text in p.name for text in arguments.without)
         and not (arguments.threads == 1 and p.name.endswith("one thread"))
         and (not p.name.startswith("torch rank") or has_sources())
+        and (arguments.isa is None or p.can_limit_isa)
     ]
-    compared = {p.workload for p in found if p.is_peer}
+    compared = {p.workload for p in found if p.is_peer} & {p.workload for p in found if not p.is_peer}
     return [p for p in found if p.workload in compared]
 
 
@@ -147,11 +149,12 @@ class Bench:
         self.threads = arguments.threads
         self.quick = arguments.quick
         self.quiet = arguments.quiet
+        self.isa = arguments.isa
         self.programs = selected(arguments)
         if not self.programs:
             wanted = f"{', '.join(arguments.workloads)} {arguments.dtype or ''}".strip()
             raise SystemExit(f"error: {', '.join(arguments.peers)}: no program for {wanted}")
-        self.variables = process_environment(self.threads, cores(self.threads), self.work)
+        self.variables = process_environment(self.threads, cores(self.threads), self.work, self.isa)
         #: Reasons for not running a program (again), by workload and name.
         self.failed: dict = {}
         self.places = {
@@ -208,7 +211,7 @@ class Bench:
     def command(self, program: Program) -> list:
         parts = [str(part).format(**self.places) for part in program.command]
         if program.environment is None:
-            start = [self.rloom, "bench"]
+            start = [self.rloom, "bench", *(["--isa", self.isa] if self.isa else [])]
             few = {"--rounds": "2"}
         else:
             start = [environments.python(self.folder, program.environment)]
@@ -289,6 +292,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, help="format of all programs (default: both)")
     parser.add_argument("--without", metavar="TEXT", action="append", default=[], help="skip programs whose name contains this, such as compiled")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of every program (default 2)")
+    parser.add_argument("--isa", choices=ISA_LIMITS, help="limit every program to an instruction set; those that cannot be limited are left out")
     parser.add_argument("--quick", action="store_true", help="one round of few steps, without programs that compile first")
     parser.add_argument("--rloom", type=Path, default=HERE.parent / "target" / "release" / "rloom")
     parser.add_argument("--environments", type=Path, default=environments.FOLDER, help="folder of the other programs' environments")

@@ -3,8 +3,20 @@
 compare.py sets the environment variables that vLLM reads (cores, cache size, no network). `--eager yes` disables compilation.
 """
 
+import os
 import time
 from importlib.metadata import version
+
+import torch
+
+#: What the processor must not seem to have, by the limit of oneDNN. vLLM asks PyTorch, and so do its worker processes, which
+#: import this file first.
+HIDDEN = {
+    "AVX2": ("avx512", "avx512_bf16", "amx_tile", "amx_fp16"),
+    "AVX512_CORE_BF16": ("amx_tile", "amx_fp16"),
+}
+for name in HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), ()):
+    setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
 
 from vllm import LLM, SamplingParams
 
