@@ -112,7 +112,7 @@ fn training(
         let forward = model.forward(ctx, &batch, &rows, ActivationCheckpointing::None)?;
         model.backward(ctx, forward, &by, &mut gradients)?;
         optimizer.step(ctx, &mut model, &gradients, 1e-4)?;
-        gradients.restart();
+        gradients.clear();
         Ok(())
     }
 }

@@ -31,7 +31,7 @@ struct Batch {
 
 impl Model {
     /// Adds the gradient of `Σ d_logprob · logprob + d_entropy · entropy + d_value · value` over the scored tokens and of
-    /// `Σ d_last_value · last_value` over the segments to `grads`, or replaces them after [`Gradients::restart`].
+    /// `Σ d_last_value · last_value` over the segments to `grads`.
     ///
     /// # Panics
     ///
@@ -71,7 +71,6 @@ impl Model {
         let (rows, segments) = (heads.rows.len(), batch.seq_starts.len() - 1);
         d_scores.check(self.config().output_heads, candidates, rows, segments)?;
         if heads.rows.is_empty() && d_scores.d_last_value.is_empty() {
-            grads.add_nothing(ctx);
             return Ok(());
         }
         let (grads, accumulate) = grads.begin_pass(ctx);

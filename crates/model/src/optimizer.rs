@@ -196,7 +196,7 @@ impl Optimizer {
         // As `torch.nn.utils.clip_grad_norm_`.
         let scale = if s.max_grad_norm > 0.0 { (s.max_grad_norm / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
         let weights = model.trained_mut();
-        let gradients = gradients.set.bufs().into_iter().zip(&self.decays);
+        let gradients = gradients.bufs().zip(&self.decays);
         for ((w, moments), (g, &decays)) in weights.into_iter().zip(self.moments.bufs_mut()).zip(gradients) {
             let adamw = ops::AdamW {
                 lr: learning_rate,
@@ -207,7 +207,7 @@ impl Optimizer {
                 step: self.step,
                 grad_scale: scale as f32,
             };
-            moments.step(ctx, w, g, &adamw);
+            moments.step(ctx, w, &g, &adamw);
         }
         Ok(StepStats { grad_norm, clipped: scale < 1.0, learning_rate })
     }

@@ -177,7 +177,7 @@ impl EmbeddedTrainEngine {
         &self.policy
     }
 
-    /// Gradient accumulated so far. After a step it is that of the step until more is accumulated.
+    /// Gradient accumulated so far.
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
     }
@@ -191,7 +191,7 @@ impl EmbeddedTrainEngine {
 
     /// Clears the gradient that was accumulated since the last step.
     pub fn discard_gradient(&mut self) {
-        self.gradients.restart();
+        self.gradients.clear();
         self.accumulated.clear();
     }
 
@@ -466,7 +466,7 @@ impl TrainEngine for EmbeddedTrainEngine {
         self.digest = None;
         let model = Arc::make_mut(&mut self.policy);
         let stats = self.optimizer.step(&self.ctx, model, &self.gradients, step.learning_rate);
-        self.gradients.restart();
+        self.gradients.clear();
         match stats {
             Ok(stats) => Ok(StepReport { grad_norm: stats.grad_norm }),
             Err(OptimizerError::NotFinite { .. }) => {

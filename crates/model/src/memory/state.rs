@@ -216,6 +216,10 @@ mod tests {
         bufs.into_iter().map(|buf| buf.len() as u64 * F32).sum()
     }
 
+    fn gradients(model: &Model) -> u64 {
+        Gradients::zeros(model).bufs().map(|buf| buf.len() as u64 * F32).sum()
+    }
+
     fn moments(model: &Model, format: MomentFormat) -> u64 {
         let mut moments = Moments::zeros(model, format);
         let of = |moments: &mut BufMoments| match moments {
@@ -234,7 +238,7 @@ mod tests {
         for config in configs() {
             let model = Model::init(&config, 1);
             assert_eq!(config.weight_bytes(), floats(model.weights().bufs()), "{config:?}");
-            assert_eq!(config.weight_bytes(), floats(Gradients::zeros(&model).set.bufs()), "{config:?}");
+            assert_eq!(config.weight_bytes(), gradients(&model), "{config:?}");
             assert_eq!(config.packed_bytes(), packed(&model, &ctx), "{config:?}");
             for format in [MomentFormat::F32, MomentFormat::Int8] {
                 assert_eq!(config.moment_bytes(format), moments(&model, format), "{config:?}");
@@ -258,7 +262,7 @@ mod tests {
                 let model = Model::init(&config, 1).with_adapter(lora.clone(), 1);
                 let factors = floats(model.trained_bufs());
                 assert_eq!(config.adapter_gradient_bytes(&lora), factors, "{config:?}");
-                assert_eq!(factors, floats(Gradients::zeros(&model).set.bufs()), "{config:?}");
+                assert_eq!(factors, gradients(&model), "{config:?}");
                 for format in [MomentFormat::F32, MomentFormat::Int8] {
                     assert_eq!(
                         config.adapter_moment_bytes(&lora, format),

@@ -1,6 +1,8 @@
-//! Gradients that start again.
+//! Gradients that are cleared without being written.
 
-use rloom_model::{ActivationCheckpointing, Gradients, Model, ScoreGrads, ScoreRows};
+use rloom_model::{
+    ActivationCheckpointing, Gradients, Model, Optimizer, OptimizerSettings, ScoreGrads, ScoreRows,
+};
 use rloom_ops::Ctx;
 
 use crate::lora::{self, ADAPTERS};
@@ -8,7 +10,7 @@ use crate::reference::{
     Batch, CRITICS, FORMATS, Golden, NAMES, VALUED, by, differing, forward_backward, model, valued,
 };
 
-/// Replaces gradients of other derivatives by those of `d_scores`, which must be those that are added to zeros.
+/// Gradients of other derivatives are zero once they are cleared; those of `d_scores` then take their place.
 fn check(model: &Model, batch: &Batch, d_scores: &ScoreGrads<'_>, what: &str) {
     let ctx = Ctx::new(2).unwrap();
     let (tokens, rows) = (batch.tokens(), batch.rows());
@@ -29,25 +31,31 @@ fn check(model: &Model, batch: &Batch, d_scores: &ScoreGrads<'_>, what: &str) {
         ..ScoreGrads::default()
     };
 
-    let (wanted, mut got) = (gradients(d_scores), gradients(&others));
+    let (wanted, mut got, zeros) = (gradients(d_scores), gradients(&others), Gradients::zeros(model));
     assert_ne!(differing(&got, &wanted), None, "{what}");
-    got.restart();
+    got.clear();
+    assert_eq!(differing(&got, &zeros), None, "{what}: cleared");
+    assert_eq!((got.norm(&ctx), got.all_finite(&ctx)), (0.0, true), "{what}");
+    let stepped = |gradients: &Gradients| {
+        let mut model = model.clone();
+        let mut optimizer = Optimizer::new(&model, OptimizerSettings::default());
+        optimizer.step(&ctx, &mut model, gradients, 0.1).unwrap();
+        model.named_tensors().map(|(_, values)| values.to_vec()).collect::<Vec<_>>()
+    };
+    assert!(stepped(&got) == stepped(&zeros), "{what}: a step without a backward pass");
+
+    // A pass without scored tokens adds nothing.
+    let nothing = ScoreRows { rows: &[], inv_temperature: &[] };
+    add(&nothing, &ScoreGrads::default(), &mut got);
+    assert_eq!(differing(&got, &zeros), None, "{what}");
     add(&rows, d_scores, &mut got);
     assert_eq!(differing(&got, &wanted), None, "{what}");
     add(&rows, d_scores, &mut got);
     assert_ne!(differing(&got, &wanted), None, "{what}: the second pass adds");
-
-    // A pass without scored tokens replaces them by zeros.
-    let nothing = ScoreRows { rows: &[], inv_temperature: &[] };
-    got.restart();
-    add(&nothing, &ScoreGrads::default(), &mut got);
-    assert_eq!(differing(&got, &Gradients::zeros(model)), None, "{what}");
-    add(&rows, d_scores, &mut got);
-    assert_eq!(differing(&got, &wanted), None, "{what}: added to zeros");
 }
 
 #[test]
-fn restarted_gradients_are_those_from_zeros() {
+fn cleared_gradients_are_those_from_zeros() {
     for (name, dtype) in NAMES.into_iter().flat_map(|name| FORMATS.map(|dtype| (name, dtype))) {
         let golden = Golden::open(&format!("{name}.safetensors"));
         let [d_logprob, d_entropy] = ["d_logprob", "d_entropy"].map(|name| golden.floats(name));
@@ -57,7 +65,7 @@ fn restarted_gradients_are_those_from_zeros() {
 }
 
 #[test]
-fn restarted_gradients_of_value_heads_are_those_from_zeros() {
+fn cleared_gradients_of_value_heads_are_those_from_zeros() {
     for name in CRITICS.into_iter().chain(VALUED) {
         let (model, golden) = valued(name);
         let batch = Batch::of(&golden);
@@ -75,7 +83,7 @@ fn restarted_gradients_of_value_heads_are_those_from_zeros() {
 }
 
 #[test]
-fn restarted_gradients_of_adapters_are_those_from_zeros() {
+fn cleared_gradients_of_adapters_are_those_from_zeros() {
     for name in ADAPTERS {
         let (golden, model) = (lora::golden(name), Model::load(&lora::stored(name)).unwrap());
         let [d_logprob, d_entropy] = ["d_logprob", "d_entropy"].map(|name| golden.floats(name));

@@ -34,7 +34,7 @@ fn likelihood(model: &Model, tokens: &[u32], gradients: &mut Gradients) -> f64 {
     let forward = model.forward(&ctx, &batch, &rows, ActivationCheckpointing::None).unwrap();
     let n = ones.len() as f32;
     let loss = -forward.scores().logprob.iter().map(|&l| f64::from(l)).sum::<f64>() / f64::from(n);
-    gradients.restart();
+    gradients.clear();
     let (d_logprob, d_entropy) = (vec![-1.0 / n; ones.len()], vec![0.0; ones.len()]);
     model.backward(&ctx, forward, &by(&d_logprob, &d_entropy), gradients).unwrap();
     loss

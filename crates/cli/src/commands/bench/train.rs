@@ -50,7 +50,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         model.backward(ctx, forward, &by, &mut gradients).map_err(Failure::failed)?;
         timer.lap("backward");
         optimizer.step(ctx, &mut model, &gradients, LEARNING_RATE).map_err(Failure::failed)?;
-        gradients.restart();
+        gradients.clear();
         timer.lap("optimizer");
         Ok(timer.end())
     })?;
