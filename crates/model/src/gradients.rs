@@ -52,10 +52,10 @@ impl Gradients {
 
     /// The gradients in the order of [`TensorSpec::buffer`].
     pub(crate) fn bufs(&self) -> impl Iterator<Item = Cow<'_, Buf>> {
-        self.set.bufs().into_iter().map(|buf| match self.cleared {
-            true => Cow::Owned(Buf::zeros(buf.len())),
-            false => Cow::Borrowed(buf),
-        })
+        self.set
+            .bufs()
+            .into_iter()
+            .map(|buf| if self.cleared { Cow::Owned(Buf::zeros(buf.len())) } else { Cow::Borrowed(buf) })
     }
 
     /// Euclidean norm over all weights.
@@ -70,9 +70,8 @@ impl Gradients {
 
     /// Gradients with the Hugging Face names of their weights.
     pub fn named(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
-        self.set.named(&self.specs).map(|(spec, values)| match self.cleared {
-            true => (spec, &self.zeros_of_largest()[..values.len()]),
-            false => (spec, values),
+        self.set.named(&self.specs).map(|(spec, values)| {
+            (spec, if self.cleared { &self.zeros_of_largest()[..values.len()] } else { values })
         })
     }
 

@@ -30,14 +30,6 @@ impl TrainedSet {
         }
     }
 
-    /// As [`TrainedSet::bufs`], mutable.
-    pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
-        match self {
-            Self::Full(set) => set.bufs_mut(),
-            Self::Adapter(set) => set.bufs_mut(),
-        }
-    }
-
     /// The buffers of gradients that a backward pass adds to more than once, or in part: all but the layers' matrices.
     pub(crate) fn sums_mut(&mut self) -> Vec<&mut Buf> {
         match self {
