@@ -9,7 +9,7 @@ rotates between rounds. Warm-up steps are dropped, a process is represented by t
 median of the ratios within rounds, with the lowest and the highest. A program that fails is reported in the table and not
 run again; the others continue. Missing environments are created first (environments.py).
 
-Writes performance.md and performance.svg to --out, the comparison with the targets to targets.md in --targets, and all
+Writes performance.md and performance.svg to --out (with --isa or --quick that of --work), the comparison with the targets to targets.md in --targets, and all
 numbers to compare.json in --work, from which `--redraw bench/out/compare.json` writes all of them again. `rloom bench --compare`
 runs this program.
 """
@@ -297,8 +297,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rloom", type=Path, default=HERE.parent / "target" / "release" / "rloom")
     parser.add_argument("--environments", type=Path, default=environments.FOLDER, help="folder of the other programs' environments")
     parser.add_argument("--work", type=Path, default=HERE / "out", help="folder for compare.json and intermediate results (default bench/out)")
-    parser.add_argument("--out", type=Path, help="folder for performance.md and .svg (default docs; with --quick that of --work)")
-    parser.add_argument("--targets", type=Path, help="folder for targets.md (default bench, none with --out; with --quick that of --work)")
+    parser.add_argument("--out", type=Path, help="folder for performance.md and .svg (default docs; with --isa or --quick that of --work)")
+    parser.add_argument("--targets", type=Path, help="folder for targets.md (default bench, none with --out; with --isa or --quick that of --work)")
     parser.add_argument("--show", choices=["page", "screen", "json"], default="page", help="result on standard output (default page)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input is closed")
@@ -334,12 +334,13 @@ def main() -> None:
     arguments.work = arguments.work.resolve()
     arguments.work.mkdir(parents=True, exist_ok=True)
     measured = json.loads(arguments.redraw.read_text()) if arguments.redraw else measure(arguments)
-    out = arguments.out or (arguments.work if arguments.quick else HERE.parent / "docs")
+    apart = arguments.quick or arguments.isa
+    out = arguments.out or (arguments.work if apart else HERE.parent / "docs")
     out.mkdir(parents=True, exist_ok=True)
     page = table.page(measured)
     (out / "performance.md").write_text(page)
     (out / "performance.svg").write_text(picture.svg(measured))
-    targets = arguments.targets or (None if arguments.out else out if arguments.quick else HERE)
+    targets = arguments.targets or (None if arguments.out else out if apart else HERE)
     if targets:
         targets.mkdir(parents=True, exist_ok=True)
         (targets / "targets.md").write_text(table.targets_page(measured))

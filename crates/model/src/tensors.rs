@@ -210,18 +210,21 @@ impl TensorSet {
 
     /// As [`TensorSet::bufs`], mutable.
     pub(crate) fn bufs_mut(&mut self) -> Vec<&mut Buf> {
-        std::iter::once(Arc::make_mut(&mut self.embedding))
-            .chain(self.layers.iter_mut().flat_map(LayerTensors::bufs_mut))
-            .chain([&mut self.norm])
-            .chain(&mut self.head)
-            .chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut))
-            .collect()
+        self.bufs_with(LayerTensors::bufs_mut)
     }
 
     /// All buffers but the layers' matrices.
     pub(crate) fn sums_mut(&mut self) -> Vec<&mut Buf> {
+        self.bufs_with(LayerTensors::vectors_mut)
+    }
+
+    /// All buffers, with those of each layer that `of_layer` returns.
+    fn bufs_with<'a, I: Iterator<Item = &'a mut Buf>>(
+        &'a mut self,
+        of_layer: impl Fn(&'a mut LayerTensors) -> I,
+    ) -> Vec<&'a mut Buf> {
         std::iter::once(Arc::make_mut(&mut self.embedding))
-            .chain(self.layers.iter_mut().flat_map(LayerTensors::vectors_mut))
+            .chain(self.layers.iter_mut().flat_map(of_layer))
             .chain([&mut self.norm])
             .chain(&mut self.head)
             .chain(self.value.iter_mut().flat_map(ValueHead::bufs_mut))

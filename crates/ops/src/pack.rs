@@ -143,9 +143,7 @@ pub fn repack<'w, E: Element>(ctx: &Ctx, packed: &mut Packed<E>, w_nk: impl Into
         Panels::Plain(own) if own.len() == panels * size => own,
         _ => Buf::zeros(panels * size),
     };
-    let bytes = plain.as_slice().as_ptr_range();
-    let lines = bytes.start.addr().is_multiple_of(LINE);
-    let streams = lines && bytes.end.addr() - bytes.start.addr() > Caches::detect().second / 2;
+    let streams = size_of_val(plain.as_slice()) > Caches::detect().second / 2;
     let out = Disjoint::new(plain.as_mut_slice());
     let pieces = if n * k < SMALL { 1 } else { panels.min(8 * ctx.threads()) };
     ctx.parallel_for(pieces, |i| {
@@ -223,13 +221,14 @@ impl<E: Element> Packed<E> {
     }
 }
 
-/// Packs up to 16 rows of `k` elements into a panel, which starts with a cache line if it is to be stored past the caches.
+/// Packs up to 16 rows of `k` elements into a panel, past the caches if `streams` and the panel starts with a cache line.
 #[inline(always)]
 fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], k: usize, streams: bool) {
     const MAX_LINE: usize = 2 * LANES;
     let depth = LANES * E::GROUP;
     let squares = if rows.len() == LANES * k { k / depth } else { 0 };
     assert!(panel.len() >= squares * LANES * depth && MAX_LINE >= depth);
+    let streams = streams && panel.as_ptr().addr().is_multiple_of(LINE);
     let mut square = [s.zero(); LANES];
     for c in 0..squares {
         for (lane, row) in square.iter_mut().enumerate() {
@@ -245,7 +244,7 @@ fn pack_panel_generic<S: Simd, E: Element>(s: S, panel: &mut [E], rows: &[f32], 
         s.transpose(&mut square);
         for (i, column) in square.iter().enumerate() {
             let at = (c * LANES + i) * LANES * E::GROUP;
-            // SAFETY: the panel has 16 words, a cache line, for each of the steps of all squares.
+            // SAFETY: the panel has 16 words, a whole cache line if it streams, for each of the steps of all squares.
             unsafe {
                 let to = panel.as_mut_ptr().add(at).cast();
                 if streams { s.stream_ptr(to, *column) } else { s.store_ptr(to, *column) }
