@@ -231,8 +231,9 @@ impl Product<'_> {
         };
         let (mut across, mut down) = (panels.div_ceil(MAX_PANELS), self.m.div_ceil(max_rows));
         if threads > 1 {
-            // Each piece copies its part of B, so pieces should be narrow rather than low.
+            // Each piece copies its part of B, so pieces should be narrow rather than low. Small tiles copy A, too.
             while self.copies_right()
+                && has_large_tiles(ctx.isa())
                 && across * down < per_thread * threads
                 && panels >= 2 * across * MIN_PANELS_COPYING
             {

@@ -371,7 +371,7 @@ unsafe fn run_pass<S: Simd, A: Arithmetic<S>>(s: S, arithmetic: A, pass: &Pass<'
             };
             let group_prefetch = GroupPrefetch::during(pass, group, groups);
             let mut tile = Tile {
-                steps: pass.steps,
+                steps: if wide { A::GROUP * pass.steps } else { pass.steps },
                 a,
                 a_row,
                 a_step,

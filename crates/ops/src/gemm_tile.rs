@@ -21,7 +21,8 @@ pub(crate) struct Tile {
     pub(crate) b: *const f32,
     pub(crate) b_panel: usize,
     pub(crate) b_step: usize,
-    /// True if B has been copied in f32 for [`Widened`](crate::gemm_widened::Widened), rather than in words.
+    /// True if B has been copied in f32 for [`Widened`](crate::gemm_widened::Widened), rather than in words: a step is one
+    /// number.
     pub(crate) wide: bool,
     /// Initial values of the sums, or null for zero.
     pub(crate) from: *const f32,
@@ -183,6 +184,8 @@ pub(crate) struct Singles;
 
 impl<S: Simd> MulAdd<S> for Singles {
     const PACKS: bool = true;
+    // Six rows have few sizes of tiles.
+    const FINISHES: bool = S::TILE_ROWS == 6;
 
     #[inline(always)]
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
@@ -193,6 +196,7 @@ impl<S: Simd> MulAdd<S> for Singles {
 impl<S: Simd> Arithmetic<S> for Singles {
     const GROUP: usize = 1;
     const PACKS: bool = <Self as MulAdd<S>>::PACKS;
+    const FINISHES: bool = <Self as MulAdd<S>>::FINISHES;
     type State = ();
 
     #[inline(always)]

@@ -19,6 +19,7 @@ pub(crate) struct Widened;
 impl<S: Simd> MulAdd<S> for Widened {
     const LEFT: usize = 2;
     const PACKS: bool = true;
+    const FINISHES: bool = <Singles as MulAdd<S>>::FINISHES;
 
     #[inline(always)]
     fn mul_add(self, s: S, a: S::V, b: S::V, sum: S::V) -> S::V {
@@ -67,18 +68,13 @@ impl<S: Simd> Arithmetic<S> for Widened {
     const GROUP: usize = 2;
     const WIDENS: bool = true;
     const PACKS: bool = <Self as MulAdd<S>>::PACKS;
+    const FINISHES: bool = <Self as MulAdd<S>>::FINISHES;
     type State = ();
 
     #[inline(always)]
     unsafe fn tile(self, s: S, (): &mut (), rows: usize, panels: usize, t: &Tile) {
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            if t.wide {
-                choose(s, Singles, rows, panels, &Tile { steps: 2 * t.steps, ..*t });
-            } else {
-                choose(s, self, rows, panels, t);
-            }
-        }
+        unsafe { if t.wide { choose(s, Singles, rows, panels, t) } else { choose(s, self, rows, panels, t) } }
     }
 }
 
