@@ -4,7 +4,8 @@ use rloom_ops::{Ctx, Isa, OpsError, Order};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Format of the weights and inputs of matrix products, including attention's probabilities and their derivatives.
+/// Format of the weights and inputs of matrix products, including attention's probabilities and their derivatives in the order
+/// [`Order::DotPairs`].
 /// Sums, the residual stream, norms, softmax, logits, losses, all weight gradients and the master weights are `f32` in
 /// both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]

@@ -6,6 +6,7 @@ use rloom_config::{Config, Stage};
 use rloom_model::{Dtype, NumericPath};
 use rloom_ops::Ctx;
 use rloom_store::checkpoint::{CheckpointState, Checkpoints};
+use rloom_telemetry::{Event, EventLine};
 
 use crate::{RunError, context};
 
@@ -41,10 +42,38 @@ pub(crate) fn run_context(directory: &Path, config: &Config) -> Result<Ctx, RunE
     Ok(of_run(directory, config).within(ctx.clone()).unwrap_or(ctx))
 }
 
-/// The context in which samples of the run in `directory` are computed again; emulates what this processor does not have.
-pub(crate) fn replay_context(directory: &Path, config: &Config) -> Result<Ctx, RunError> {
+/// The path in which `version` of the stage at `index` of the recipe sampled, according to the starts among the events: a
+/// resumed run may have changed it. `None` if they do not say.
+pub(crate) fn of_version(
+    config: &Config,
+    events: &[&EventLine],
+    index: usize,
+    version: u64,
+) -> Option<NumericPath> {
+    let is_covered = |checkpoint: &str| {
+        let (name, step) = checkpoint.rsplit_once("-step-")?;
+        let stage = config.stages.iter().position(|stage| stage.name == name)?;
+        Some((stage, step.parse().ok()?) <= (index, version))
+    };
+    let path = events.iter().rev().find_map(|line| match &line.event {
+        Event::RunStarted { numeric_path, resumed_from, .. } => {
+            let covers = resumed_from.as_deref().is_none_or(|name| is_covered(name).unwrap_or(false));
+            covers.then(|| NumericPath::recorded(numeric_path))
+        }
+        _ => None,
+    });
+    path.filter(|path| path.order().is_some())
+}
+
+/// The context in which samples of the run in `directory` that were computed in `path`, or else in the run's, are computed
+/// again; emulates what this processor does not have.
+pub(crate) fn replay_context(
+    directory: &Path,
+    config: &Config,
+    path: Option<NumericPath>,
+) -> Result<Ctx, RunError> {
     let ctx = context(config.run.threads)?;
-    Ok(match of_run(directory, config).order() {
+    Ok(match path.unwrap_or_else(|| of_run(directory, config)).order() {
         Some(order) => ctx.reproducing(order),
         None => ctx,
     })

@@ -10,6 +10,7 @@ use rloom_config::{Config, Stage, StageRollout};
 use rloom_core::{Author, Episode, OnUpdate, PolicyVersion, Purpose, RandomKey, StopReason, Trajectory};
 use rloom_engine::{GenerateRequest, Generation, PublishedPolicy, RolloutEngine, SamplingSettings};
 use rloom_hub::Hub;
+use rloom_model::NumericPath;
 use rloom_store::checkpoint::{Checkpoints, StoredCheckpoint};
 use rloom_telemetry::{EventFile, EventLine};
 use serde::Serialize;
@@ -17,7 +18,7 @@ use serde::Serialize;
 use crate::assembly::{EmbeddedEngines, EngineFactory, is_exact};
 use crate::initial::{policy_to_read, reads_start};
 use crate::lineage::{SampleName, ranges};
-use crate::numeric_path::replay_context;
+use crate::numeric_path::{self, replay_context};
 use crate::rebuild::{Origin, Versions};
 use crate::recorded::{FoundIn, RecordedStage, outline_of};
 use crate::stage_setup::{RunInputs, for_sampler, start_of};
@@ -98,7 +99,7 @@ pub fn replay(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Replay, RunError> {
     let record = find(directory, config, name)?;
-    let ctx = replay_context(directory, config)?;
+    let ctx = replay_context(directory, config, record.numeric_path)?;
     let reader = record.reads_initial_weights(directory, rebuild)?.then_some(record.stage.name.as_str());
     let policy = policy_to_read(directory, config, reader, hub)?;
     let inputs = RunInputs::new(&policy, Arc::clone(hub), ctx.threads(), config.run.seed);
@@ -127,6 +128,8 @@ struct RecordedSample<'c> {
     sample: u32,
     episode: Episode,
     found: FoundIn,
+    /// The path in which it was sampled, if the events say.
+    numeric_path: Option<NumericPath>,
     started: Instant,
 }
 
@@ -143,7 +146,26 @@ fn find<'c>(directory: &Path, config: &'c Config, name: &SampleName) -> Result<R
     let Some((episode, found)) = recorded.episode(ticket, sample)? else {
         return Err(no_sample(&recorded, &stage.name, ticket, sample));
     };
-    Ok(RecordedSample { index, stage, rollout, recorded, ticket, sample, episode, found, started })
+    let version = versions_of(&episode).first().copied().unwrap_or(0);
+    let numeric_path = numeric_path::of_version(config, &lines, index, version);
+    Ok(RecordedSample {
+        index,
+        stage,
+        rollout,
+        recorded,
+        ticket,
+        sample,
+        episode,
+        found,
+        numeric_path,
+        started,
+    })
+}
+
+/// The versions that sampled an episode.
+fn versions_of(episode: &Episode) -> BTreeSet<u64> {
+    let spans = episode.segments.iter().flat_map(|segment| &segment.versions);
+    spans.map(|span| span.version.0).collect()
 }
 
 impl RecordedSample<'_> {
@@ -162,8 +184,8 @@ impl RecordedSample<'_> {
         }
         let engine = engines.rollout(&self.rollout.engine)?;
         self.check_repeatable(engines, &engine)?;
-        let wanted = self.versions();
-        let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started } = self;
+        let wanted = versions_of(&self.episode);
+        let Self { index, stage, rollout, recorded, ticket, sample, episode, found, started, .. } = self;
         let is_exact = is_exact(stage, &engine.capabilities(), &engines.train_capabilities(stage));
         let stage = &*for_sampler(stage, is_exact)?;
         let recorded = &recorded;
@@ -202,15 +224,9 @@ impl RecordedSample<'_> {
         })
     }
 
-    /// The versions that sampled it.
-    fn versions(&self) -> BTreeSet<u64> {
-        let spans = self.episode.segments.iter().flat_map(|segment| &segment.versions);
-        spans.map(|span| span.version.0).collect()
-    }
-
     /// True if replaying it, with retraining if `rebuild` is set, reads the initial weights of the run in `directory`.
     fn reads_initial_weights(&self, directory: &Path, rebuild: bool) -> Result<bool, RunError> {
-        let wanted = self.versions();
+        let wanted = versions_of(&self.episode);
         if start_of(self.stage).is_some() {
             return Ok(false);
         }

@@ -109,6 +109,26 @@ fn a_training_step_takes_the_memory_that_is_stated() {
     }
 }
 
+/// That of rollouts, whose small model leaves the rollout engine's own memory visible.
+#[test]
+fn rollouts_take_the_memory_that_is_stated() {
+    let sandbox = sandbox();
+    for workload in ["decode", "grpo"] {
+        for dtype in ["f32", "bf16"] {
+            let arguments = ["--shape", "tiny", "--dtype", dtype, "--rounds", "1", "--json"];
+            let result = sandbox.run(&[&["bench", workload], &arguments[..]].concat());
+            assert_eq!(result.code, Some(0), "{}", result.text());
+            let report: Value = serde_json::from_str(&result.stdout).unwrap();
+            let mib = |key: &str| report["works"][0][key].as_f64();
+            let (Some(start), Some(peak)) = (mib("start_mib"), mib("peak_mib")) else {
+                return; // Only Linux reports it.
+            };
+            let (taken, expected) = (peak - start, mib("expected_mib").unwrap());
+            assert!(taken <= expected, "{workload} {dtype}: {taken} of {expected} MiB");
+        }
+    }
+}
+
 #[test]
 fn a_batch_that_does_not_fit_is_warned_of() {
     let sandbox = sandbox();

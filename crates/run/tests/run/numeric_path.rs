@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,6 +95,24 @@ fn runs_are_resumed_and_replayed_in_their_order() {
         weights(&long, 3)
     });
     assert!(first != second, "the orders round differently");
+}
+
+#[test]
+fn samples_from_before_and_after_a_change_of_order_are_replayed() {
+    let directory = tempfile::tempdir().unwrap();
+    let set = [BF16, "model.numeric_path=widened", "stage.rl.steps=2"];
+    let run = train(directory.path(), &set).run_directory();
+    resume(&run, &["model.numeric_path=dot_pairs", "stage.rl.steps=4"]);
+    let (config, hub) = (recorded(&run, &[]), Arc::new(Hub::from_env()));
+    assert_eq!(config.numeric_path, NumericPath::DotPairs);
+    let mut versions = BTreeSet::new();
+    for ticket in 0..16 {
+        let sample = format!("rl/{ticket}/1").parse().unwrap();
+        let replay = rloom_run::replay(&run, &config, &sample, &hub, true, &mut |_, _| {}).unwrap();
+        assert_eq!(replay.verdict, Verdict::Equal, "{ticket}: {replay:?}");
+        versions.extend(replay.versions.keys().copied());
+    }
+    assert_eq!(Vec::from_iter(versions), [0, 1, 2], "the order changed at version 2");
 }
 
 #[test]

@@ -133,6 +133,9 @@ fn run_in_sessions(program: &Path, script: &Path, cases: &[(&str, &[usize])]) {
     server.idle();
     let mut all = Vec::new();
     for ((name, expected), mut session) in cases.iter().zip(sessions) {
+        // The engine is idle before the last answer is recorded.
+        let completions = expected.iter().sum::<usize>() as u64;
+        TestServer::until(name, || session.calls() >= completions);
         session.close(SessionStatus::Finished);
         let segments = ended(&mut session).segments;
         let turns: Vec<usize> = segments.iter().map(|segment| segment.policy_ranges().count()).collect();

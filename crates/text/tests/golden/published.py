@@ -2,7 +2,7 @@
 
     python published.py OUT.json
 
-The templates are those of TRL, and of vLLM where it is installed; they are read from the packages and not copied into the
+The templates are those of TRL and axolotl, and of vLLM where it is installed; they are read from the packages and not copied into the
 project. Each is rendered over conversations.json and the conversations below, with and without tools, a generation prompt
 and the variables by which templates turn reasoning on and off.
 """

@@ -128,7 +128,7 @@ pub(super) fn pairs(n: usize, window: Option<usize>) -> usize {
 }
 
 /// Bytes that a training step moves if nothing stays in the caches: each weight in the forward pass (packed) and in the
-/// backward pass (in rows), its gradient (written, read and cleared), the optimizer's state (read and written), the packed
+/// backward pass (in rows), its gradient (written, read for its norm and by the optimizer), the optimizer's state (read and written), the packed
 /// weight that it writes, and the activations that the forward pass keeps for the backward pass.
 pub(super) fn training_traffic(config: &ModelConfig, batch: TrainBatch) -> u64 {
     step_traffic(config, batch.sequences * batch.length)

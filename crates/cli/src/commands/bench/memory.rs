@@ -14,6 +14,8 @@ use crate::progress::numbers::bytes;
 /// Pages of the program that a workload reads for the first time, and its small allocations: about half of this on x86-64 with each
 /// instruction set.
 const PROGRAM: u64 = 2 << 20;
+/// The same of the rollout engine and its threads.
+const ROLLOUT_PROGRAM: u64 = 3 << 20;
 
 impl Bench<'_> {
     /// Rejects a model whose training state alone exceeds the free memory, since the system would swap or kill the process, and
@@ -63,14 +65,14 @@ impl Bench<'_> {
                 let TrainBatch { sequences, length } = self.shape.train;
                 self.state(length) + self.step(sequences * length, length)
             }
-            Workload::Decode => self.decoding(),
+            Workload::Decode => self.decoding() + ROLLOUT_PROGRAM,
             Workload::Grpo => {
                 let GrpoBatch { prompts, samples, prompt, new } = self.shape.grpo;
                 let tokens = TrainSettings::default().micro_batch_tokens.max(prompt + new);
                 let tokens = tokens.min(prompts * (prompt + samples * new));
                 let sequences = Sequences { groups: prompts as u64, samples: samples as u64, prompt, new };
                 let rollouts = self.rollouts(&RolloutSettings::default(), sequences);
-                self.state(prompt + new) + self.step(tokens, prompt + new) + rollouts
+                self.state(prompt + new) + self.step(tokens, prompt + new) + rollouts + ROLLOUT_PROGRAM
             }
         };
         buffers + PROGRAM
