@@ -1,13 +1,15 @@
-"""Shows a comparison on one screen: a bar for each program, and RLoom's speed relative to it."""
+"""Shows a comparison on one screen: a bar for each program, RLoom's speed relative to it, and its share of the machine's limits."""
 
 from statistics import median
 
 from programs import is_own
-from table import above_start, failure, in_rounds, layer_rate, rate, rates, rounds_of, versions
+from table import above_start, failure, in_rounds, layer_rate, limits, rate, rates, rounds_of, versions
 
 WIDTH = 100
 NAME, BAR = 27, 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Limits of the machine that fit.
+SHOWN = ("gemm_f32_gflops", "gemm_bf16_gflops", "read_gb_s")
 
 
 def cut(text: str, width: int) -> str:
@@ -43,14 +45,24 @@ def ratio(ratios: list) -> str:
     return middle if low == high else f"{middle} ({low}–{high})"
 
 
+def share(runs: list) -> str:
+    """Returns how much of the nearest limit of the machine RLoom reaches: its arithmetic, or the bandwidth of reading."""
+    shares = []
+    for key, what in [("fraction_of_gemm", "arithmetic"), ("fraction_of_read", "reading")]:
+        found = [run[key] for run in runs if run.get(key)]
+        shares += [(median(found), what)] if found else []
+    part, what = max(shares, default=(0, ""))
+    return f"{100 * part:.0f} % of {what}" if what else ""
+
+
 def line(name: str, runs: list, own: list, longest: float) -> str:
-    """Returns the row of a program: its bar, speed, RLoom's speed relative to it, and memory."""
+    """Returns the row of a program: its bar, speed, RLoom's speed relative to it (RLoom's own: share of a limit), and memory."""
     start = f"  {cut(name, NAME):<{NAME}} "
     found = speeds(runs)
     if not found:
         return cut(f"{start}no figures: {failure(runs) or 'not run'}", WIDTH)
     memory = [value for run in runs if (value := above_start(run)) is not None]
-    relative = "" if is_own(name) else ratio(in_rounds(own, runs, speed))
+    relative = share(runs) if is_own(name) else ratio(in_rounds(own, runs, speed))
     shown = f"{median(memory):,.0f} MiB" if memory else ""
     return f"{start}{bar(median(found) / longest):<{BAR}} {median(found):>8,.0f} {relative:>19} {shown:>10}".rstrip()
 
@@ -73,6 +85,7 @@ def text(measured: dict) -> str:
         cut(f"machine   {measured['machine']}", WIDTH),
         cut(f"measured  {measured['date']}, {taken}", WIDTH),
         cut(f"versions  {versions(results)}", WIDTH),
+        *([cut(f"limits    {shown}", WIDTH)] if (shown := limits(results, SHOWN)) else []),
         f"{'':<{NAME + BAR + 3}} {'tokens/s':>8} {'RLoom ÷ program':>19} {'memory':>10}",
     ]
     for workload, programs in results.items():

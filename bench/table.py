@@ -237,14 +237,22 @@ def found_in(results: dict, key: str) -> list:
     return [found[key] for programs in results.values() for runs in programs.values() for found in runs if found.get(key)]
 
 
-def ceilings(results: dict) -> str:
-    """Describes the limits of the machine that RLoom's processes measured during the comparison."""
+#: Limits of the machine, by their names in RLoom's reports.
+LIMITS = {"gemm_f32_gflops": "f32 {} GFLOP/s", "gemm_bf16_gflops": "bf16 {} GFLOP/s", "read_gb_s": "reading {} GB/s", "triad_gb_s": "triad {} GB/s"}
+
+
+def limits(results: dict, names: tuple = tuple(LIMITS)) -> str:
+    """Returns limits of the machine that RLoom's processes measured during the comparison."""
     all_ = found_in(results, "ceilings")
-    if not all_:
+    return ", ".join(LIMITS[name].format(spread([c[name] for c in all_], 0)) for name in names) if all_ else ""
+
+
+def ceilings(results: dict) -> str:
+    """Describes the limits of the machine and the kernels that RLoom took."""
+    shown = limits(results)
+    if not shown:
         return ""
-    names = {"gemm_f32_gflops": "f32 {} GFLOP/s", "gemm_bf16_gflops": "bf16 {} GFLOP/s", "read_gb_s": "reading {} GB/s", "triad_gb_s": "triad {} GB/s"}
     own = found_in(results, "machine")[0]
-    shown = ", ".join(text.format(spread([c[name] for c in all_], 0)) for name, text in names.items())
     return f"Limits of the machine, measured in the same processes: {shown}. RLoom {own['version']} on {own['isa']}, bf16 products: {own['products']}."
 
 
