@@ -14,8 +14,8 @@ use crate::progress::numbers::bytes;
 /// Pages of the program that a workload reads for the first time, and its small allocations: about half of this on x86-64 with each
 /// instruction set.
 const PROGRAM: u64 = 2 << 20;
-/// The same of the rollout engine and its threads.
-const ROLLOUT_PROGRAM: u64 = 3 << 20;
+/// The same of the rollout engine and its threads: up to half of this.
+const ROLLOUT_PROGRAM: u64 = 5 << 20;
 
 impl Bench<'_> {
     /// Rejects a model whose training state alone exceeds the free memory, since the system would swap or kill the process, and
