@@ -68,6 +68,13 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
         let prefill = prefill.min(seconds);
         Ok(Round { seconds, phases: vec![("prefill", prefill), ("decode", seconds - prefill)] })
     })?;
+    // Some prompts may begin alike; more would be missing from the time.
+    let (reused, prompts) = (timed.engine.statistics().reused_tokens, (sequences * prompt) as u64);
+    if 2 * reused > prompts * bench.rounds as u64 {
+        return Err(Failure::failed_text(format_args!(
+            "the engine did not compute {reused} tokens of prompts"
+        )));
+    }
     measured.phases.insert(0, Phase { name: "pack", seconds: pack });
     let (weights, weight_bytes) = match bench.quantize {
         None => (String::new(), config.dtype.bytes()),
