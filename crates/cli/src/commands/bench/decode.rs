@@ -63,18 +63,20 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Measurement, Failure> {
     timed.generate(1, 1)?;
 
     let mut measured = rounds(bench.rounds, &|text| bench.progress("decode", text), || {
+        let reused = || timed.engine.statistics().reused_tokens;
+        let before = reused();
         let prefill = timed.generate(sequences, 1)?;
+        let between = reused();
         let seconds = timed.generate(sequences, new)?;
+        // Prompts of one generation may begin alike. Those of the generation before would be missing from the time.
+        let (alike, again) = (between - before, reused() - between);
+        if again > alike + (sequences * prompt / 2) as u64 {
+            let message = format_args!("the engine did not compute {again} tokens of prompts");
+            return Err(Failure::failed_text(message));
+        }
         let prefill = prefill.min(seconds);
         Ok(Round { seconds, phases: vec![("prefill", prefill), ("decode", seconds - prefill)] })
     })?;
-    // Some prompts may begin alike; more would be missing from the time.
-    let (reused, prompts) = (timed.engine.statistics().reused_tokens, (sequences * prompt) as u64);
-    if 2 * reused > prompts * bench.rounds as u64 {
-        return Err(Failure::failed_text(format_args!(
-            "the engine did not compute {reused} tokens of prompts"
-        )));
-    }
     measured.phases.insert(0, Phase { name: "pack", seconds: pack });
     let (weights, weight_bytes) = match bench.quantize {
         None => (String::new(), config.dtype.bytes()),
