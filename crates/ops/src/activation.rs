@@ -15,29 +15,47 @@ dispatch! {
 fn forward_row_generic<S: Simd, E: Element>(
     s: S,
     y: &mut [E],
-    mut kept: Option<[&mut [E]; 2]>,
+    kept: Option<[&mut [E]; 2]>,
     gate: &[f32],
     up: &[f32],
 ) {
-    let at = (0..y.len()).step_by(LANES);
-    for ((y, first), (gate, up)) in y.chunks_mut(LANES).zip(at).zip(gate.chunks(LANES).zip(up.chunks(LANES)))
-    {
-        let mut numbers = [[E::default(); LANES]; 2];
-        let [kept_gate, kept_up] = kept.as_mut().map_or_else(
-            || numbers.each_mut().map(|numbers| &mut numbers[..y.len()]),
-            |kept| kept.each_mut().map(|kept| &mut kept[first..first + y.len()]),
-        );
-        let gate = rounded(s, lanes::load(s, gate), kept_gate);
-        let up = rounded(s, lanes::load(s, up), kept_up);
+    assert!(gate.len() == y.len() && up.len() == y.len());
+    let ((y, y_rest), whole) = (y.as_chunks_mut::<LANES>(), gate.len() / LANES * LANES);
+    let ((gate, gate_rest), (up, up_rest)) = (gate.as_chunks::<LANES>(), up.as_chunks::<LANES>());
+    // Separate loops, without a decision for each vector.
+    let Some([kept_gate, kept_up]) = kept else {
+        for (y, (gate, up)) in y.iter_mut().zip(gate.iter().zip(up)) {
+            let [gate, up] = rounded::<S, E>(s, gate, up);
+            lanes::store(s, y, swiglu(s, gate, up));
+        }
+        if !y_rest.is_empty() {
+            let [gate, up] = rounded::<S, E>(s, gate_rest, up_rest);
+            lanes::store(s, y_rest, swiglu(s, gate, up));
+        }
+        return;
+    };
+    assert!(kept_gate.len() == whole + y_rest.len() && kept_up.len() == whole + y_rest.len());
+    let (kept_gate, kept_gate_rest) = kept_gate.as_chunks_mut::<LANES>();
+    let (kept_up, kept_up_rest) = kept_up.as_chunks_mut::<LANES>();
+    let kept = kept_gate.iter_mut().zip(kept_up);
+    for ((y, (kept_gate, kept_up)), (gate, up)) in y.iter_mut().zip(kept).zip(gate.iter().zip(up)) {
+        let [gate, up] = rounded::<S, E>(s, gate, up);
+        lanes::store(s, kept_gate, gate);
+        lanes::store(s, kept_up, up);
         lanes::store(s, y, swiglu(s, gate, up));
+    }
+    if !y_rest.is_empty() {
+        let [gate, up] = rounded::<S, E>(s, gate_rest, up_rest);
+        lanes::store(s, kept_gate_rest, gate);
+        lanes::store(s, kept_up_rest, up);
+        lanes::store(s, y_rest, swiglu(s, gate, up));
     }
 }
 
-/// Stores the nearest numbers of the format, and returns them.
+/// The nearest numbers of the format to at most a vector of each half.
 #[inline(always)]
-fn rounded<S: Simd, E: Element>(s: S, v: S::V, to: &mut [E]) -> S::V {
-    lanes::store(s, to, v);
-    lanes::load(s, to)
+fn rounded<S: Simd, E: Element>(s: S, gate: &[f32], up: &[f32]) -> [S::V; 2] {
+    [E::rounded(s, lanes::load(s, gate)), E::rounded(s, lanes::load(s, up))]
 }
 
 #[inline(always)]

@@ -81,6 +81,8 @@ pub(crate) mod sealed {
         /// # Safety
         /// `n <= 16` elements must be writable at `p`.
         unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V);
+        /// The nearest numbers of the format.
+        fn rounded<S: Simd>(s: S, v: S::V) -> S::V;
     }
 
     impl Lanes for f32 {
@@ -103,6 +105,10 @@ pub(crate) mod sealed {
         unsafe fn store_n<S: Simd>(s: S, p: *mut Self, n: usize, v: S::V) {
             // SAFETY: as above.
             unsafe { s.store_ptr_n(p, n, v) }
+        }
+        #[inline(always)]
+        fn rounded<S: Simd>(_: S, v: S::V) -> S::V {
+            v
         }
     }
 
@@ -134,6 +140,10 @@ pub(crate) mod sealed {
                 s.store_bf16(lanes.as_mut_ptr(), v);
                 std::ptr::copy_nonoverlapping(lanes.as_ptr(), p.cast(), n);
             }
+        }
+        #[inline(always)]
+        fn rounded<S: Simd>(s: S, v: S::V) -> S::V {
+            s.rounded(v)
         }
     }
 }

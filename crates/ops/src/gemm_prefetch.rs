@@ -80,9 +80,18 @@ fn memory(operand: Source) -> (*const u8, usize, usize) {
 
 /// Operands to prefetch during a group of panels.
 pub(crate) struct GroupPrefetch {
-    /// True if the next rows of A are prefetched.
-    left: bool,
+    left: LeftPrefetch,
     right: RightPrefetch,
+}
+
+/// Part of A to prefetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeftPrefetch {
+    Nothing,
+    /// The next rows of this pass.
+    NextRows,
+    /// The first rows of the next pass, which it copies before its first tile.
+    NextPass,
 }
 
 /// Part of B to prefetch.
@@ -98,7 +107,7 @@ impl GroupPrefetch {
     /// Prefetches during group `group` of `groups`.
     pub(crate) fn during(pass: &Pass<'_>, group: usize, groups: usize) -> Self {
         if pass.steps < FEW_STEPS {
-            return Self { left: false, right: RightPrefetch::Nothing };
+            return Self { left: LeftPrefetch::Nothing, right: RightPrefetch::Nothing };
         }
         let panels = pass.block.n.div_ceil(LANES);
         let is_last = group + 1 == groups;
@@ -113,7 +122,15 @@ impl GroupPrefetch {
             None => RightPrefetch::Rows(piece(panels, groups, group + 1), pass.start),
         };
         // Later groups find A in the cache; copying into tiles prefetches it.
-        let left = group == 0 && !pass.packs_left && (pass.copies_left || pass.block.a_step == 1);
+        let left = if pass.packs_left {
+            LeftPrefetch::Nothing
+        } else if group == 0 && (pass.copies_left || pass.block.a_step == 1) {
+            LeftPrefetch::NextRows
+        } else if is_last && pass.copies_left && pass.index + 1 < pass.count {
+            LeftPrefetch::NextPass
+        } else {
+            LeftPrefetch::Nothing
+        };
         Self { left, right }
     }
 
@@ -126,8 +143,10 @@ impl GroupPrefetch {
         part: &Range<usize>,
     ) -> [Prefetch; 4] {
         let mut prefetch = [Prefetch::NONE; 4];
-        if self.left {
-            prefetch[2] = left(pass, rows);
+        match self.left {
+            LeftPrefetch::Nothing => (),
+            LeftPrefetch::NextRows => prefetch[2] = left(pass, rows),
+            LeftPrefetch::NextPass => prefetch[2] = next_pass(pass, rows),
         }
         match &self.right {
             RightPrefetch::Nothing => (),
@@ -187,6 +206,24 @@ fn left(pass: &Pass<'_>, rows: &Range<usize>) -> Prefetch {
         let at = at.wrapping_add((start * block.a_step + next.start) * size);
         Prefetch::new(at, size, block.a_step, end.saturating_sub(start), next.len())
     }
+}
+
+/// Part of A's first chunk in the steps of the next pass: all of it over the rows of the block.
+#[inline(always)]
+fn next_pass(pass: &Pass<'_>, rows: &Range<usize>) -> Prefetch {
+    let (block, m) = (pass.block, pass.block.m);
+    let (at, size, numbers) = memory(block.a);
+    let first = numbers * (pass.start + pass.steps);
+    if block.a_step == 1 {
+        let share = |row: usize| row * CHUNK.min(m) / m;
+        let (start, end) = (share(rows.start), share(rows.end));
+        let at = at.wrapping_add((start * block.a_row + first) * size);
+        return Prefetch::new(at, size, block.a_row, end - start, numbers * pass.steps);
+    }
+    let share = |row: usize| first + numbers * (pass.steps * row / m);
+    let (start, end) = (share(rows.start), share(rows.end).min(block.k));
+    let at = at.wrapping_add(start * block.a_step * size);
+    Prefetch::new(at, size, block.a_step, end.saturating_sub(start), CHUNK.min(m))
 }
 
 /// Some panels of B, in some steps.
@@ -317,11 +354,20 @@ mod tests {
         assert_eq!(prefetched(&block(512, 1), 2, 0, 0..4), lines(32..64, 512 * 4, 0, 256 * 4));
         // Across it.
         assert_eq!(prefetched(&block(1, 64), 2, 0, 0..4), lines(0..256, 64 * 4, 32 * 4, 32 * 4));
-        // There is no third chunk, and later groups have A in the cache.
-        assert!(
-            prefetched(&block(1, 64), 2, 0, 4..8).is_empty()
-                && prefetched(&block(1, 64), 2, 1, 0..8).is_empty()
-        );
+        // There is no third chunk.
+        assert!(prefetched(&block(1, 64), 2, 0, 4..8).is_empty());
+    }
+
+    #[test]
+    fn tiles_of_the_last_group_prefetch_the_first_chunk_of_the_next_pass() {
+        // The second pass has the second half of each row, and of all rows.
+        assert_eq!(prefetched(&block(512, 1), 2, 1, 0..8), lines(0..32, 512 * 4, 256 * 4, 256 * 4));
+        assert_eq!(prefetched(&block(1, 64), 2, 1, 0..8), lines(256..512, 64 * 4, 0, 32 * 4));
+        // Groups between have A in the cache.
+        let across = block(1, 64);
+        let pass = Pass { index: 0, ..second(&across, 8) };
+        assert_eq!(GroupPrefetch::during(&pass, 1, 3).left, LeftPrefetch::Nothing);
+        assert_eq!(GroupPrefetch::during(&pass, 2, 3).left, LeftPrefetch::NextPass);
     }
 
     #[test]

@@ -125,18 +125,34 @@ fn norm_rows_generic<S: Simd, I: Element, O: Element>(
     for ((y, x), rstd) in y.chunks_exact_mut(d).zip(x.chunks_exact(d)).zip(rstd) {
         *rstd = reciprocal_root(s, x, eps);
         let r = s.splat(*rstd);
-        for ((y, x), w) in y.chunks_mut(LANES).zip(x.chunks(LANES)).zip(w.chunks(LANES)) {
-            lanes::store(s, y, s.mul(s.mul(lanes::load(s, x), r), lanes::load(s, w)));
+        let ((y, y_rest), (x, x_rest)) = (y.as_chunks_mut::<LANES>(), x.as_chunks::<LANES>());
+        let (w, w_rest) = w.as_chunks::<LANES>();
+        for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+            scale_vector(s, y, x, w, r);
+        }
+        if !y_rest.is_empty() {
+            scale_vector(s, y_rest, x_rest, w_rest, r);
         }
     }
+}
+
+/// `y = (x · r) · w` of one vector, possibly partial.
+#[inline(always)]
+fn scale_vector<S: Simd, I: Element, O: Element>(s: S, y: &mut [O], x: &[I], w: &[f32], r: S::V) {
+    lanes::store(s, y, s.mul(s.mul(lanes::load(s, x), r), lanes::load(s, w)));
 }
 
 /// Scale of a row: 1 over its root mean square.
 #[inline(always)]
 pub(crate) fn reciprocal_root<S: Simd, E: Element>(s: S, x: &[E], eps: f32) -> f32 {
+    let (whole, rest) = x.as_chunks::<LANES>();
     let mut squares = s.zero();
-    for x in x.chunks(LANES) {
+    for x in whole {
         let x = lanes::load(s, x);
+        squares = s.fma(x, x, squares);
+    }
+    if !rest.is_empty() {
+        let x = lanes::load(s, rest);
         squares = s.fma(x, x, squares);
     }
     1.0 / (s.sum(squares) / x.len() as f32 + eps).sqrt()
@@ -166,22 +182,56 @@ fn norm_backward_rows_generic<S: Simd, X: Element, G: Element>(
     accumulate: bool,
 ) {
     let d = w.len();
+    let ((dw, dw_rest), (w, w_rest)) = (dw.as_chunks_mut::<LANES>(), w.as_chunks::<LANES>());
     let rows = dx.chunks_exact_mut(d).zip(dy.chunks_exact(d)).zip(x.chunks_exact(d)).zip(rstd);
     for (((dx, dy), x), &rstd) in rows {
         let r = s.splat(rstd);
+        let ((dx, dx_rest), (dy, dy_rest)) = (dx.as_chunks_mut::<LANES>(), dy.as_chunks::<LANES>());
+        let (x, x_rest) = x.as_chunks::<LANES>();
         let mut products = s.zero();
-        for ((dy, x), w) in dy.chunks(LANES).zip(x.chunks(LANES)).zip(w.chunks(LANES)) {
-            let g = s.mul(lanes::load(s, dy), lanes::load(s, w));
-            products = s.fma(g, s.mul(lanes::load(s, x), r), products);
+        for ((dy, x), w) in dy.iter().zip(x).zip(w) {
+            products = add_products(s, dy, x, w, r, products);
+        }
+        if !dx_rest.is_empty() {
+            products = add_products(s, dy_rest, x_rest, w_rest, r, products);
         }
         let mean = s.splat(s.sum(products) / d as f32);
-        let columns = dx.chunks_mut(LANES).zip(dw.chunks_mut(LANES)).zip(dy.chunks(LANES));
-        for (((dx, dw), dy), (x, w)) in columns.zip(x.chunks(LANES).zip(w.chunks(LANES))) {
-            let (dy, x_hat) = (lanes::load(s, dy), s.mul(lanes::load(s, x), r));
-            lanes::store(s, dw, s.fma(dy, x_hat, lanes::load(s, dw)));
-            let g = s.fma(s.neg(x_hat), mean, s.mul(dy, lanes::load(s, w)));
-            let g = s.mul(r, g);
-            lanes::store(s, dx, if accumulate { s.add(lanes::load(s, dx), g) } else { g });
+        for (((dx, dw), dy), (x, w)) in dx.iter_mut().zip(&mut *dw).zip(dy).zip(x.iter().zip(w)) {
+            backward_vector(s, dx, dw, (dy, x, w), (r, mean), accumulate);
+        }
+        if !dx_rest.is_empty() {
+            backward_vector(s, dx_rest, dw_rest, (dy_rest, x_rest, w_rest), (r, mean), accumulate);
         }
     }
+}
+
+/// Adds `g · x̂` of one vector, possibly partial, to `sum`.
+#[inline(always)]
+fn add_products<S: Simd, X: Element, G: Element>(
+    s: S,
+    dy: &[G],
+    x: &[X],
+    w: &[f32],
+    r: S::V,
+    sum: S::V,
+) -> S::V {
+    let g = s.mul(lanes::load(s, dy), lanes::load(s, w));
+    s.fma(g, s.mul(lanes::load(s, x), r), sum)
+}
+
+/// One vector of [`norm_backward_rows`], possibly partial; `mean` is that of `g · x̂`.
+#[inline(always)]
+fn backward_vector<S: Simd, X: Element, G: Element>(
+    s: S,
+    dx: &mut [f32],
+    dw: &mut [f32],
+    (dy, x, w): (&[G], &[X], &[f32]),
+    (r, mean): (S::V, S::V),
+    accumulate: bool,
+) {
+    let (dy, x_hat) = (lanes::load(s, dy), s.mul(lanes::load(s, x), r));
+    lanes::store(s, dw, s.fma(dy, x_hat, lanes::load(s, dw)));
+    let g = s.fma(s.neg(x_hat), mean, s.mul(dy, lanes::load(s, w)));
+    let g = s.mul(r, g);
+    lanes::store(s, dx, if accumulate { s.add(lanes::load(s, dx), g) } else { g });
 }
