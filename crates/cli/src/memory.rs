@@ -1,6 +1,6 @@
 //! Memory by formula: of a model that this process trains, and of the rollout engine.
 
-use rloom_engine::{RolloutError, RolloutSettings, sizing};
+use rloom_engine::{RolloutError, RolloutSettings};
 use rloom_model::{LoraConfig, ModelConfig, MomentFormat};
 use rloom_ops::{Isa, mapped_bytes};
 use rloom_run::assembly;
@@ -76,10 +76,7 @@ impl Rollouts<'_> {
     /// Lanes, and their threads in all.
     fn lanes(&self) -> (usize, usize) {
         let threads = if self.settings.threads == 0 { self.threads } else { self.settings.threads };
-        (
-            sizing::lanes(self.model.parameter_count() * size_of::<f32>() as u64, threads, self.settings),
-            threads,
-        )
+        (assembly::lanes(self.model, threads, self.settings), threads)
     }
 
     /// Key-value cache in bytes: when it is full, or with all of these sequences. Lanes compute a shared prompt once each.

@@ -12,5 +12,5 @@ mod train;
 
 pub use lora::{adapted, lora_config};
 pub use publish::{digest, model_of, publish_model, publish_packed};
-pub use rollout::{EmbeddedRolloutEngine, Prediction, SampleScratch, Sampler, cache_shape};
+pub use rollout::{EmbeddedRolloutEngine, Prediction, SampleScratch, Sampler, cache_shape, lanes};
 pub use train::{EmbeddedTrainEngine, model_checkpointing};

@@ -2,15 +2,19 @@
 
 use crate::{RolloutError, RolloutSettings};
 
-/// Parameters of more bytes than this (in f32) do not stay in the processor's caches, so that a step is bound by reading
-/// them: all threads then share the reading, in one lane. For smaller models one lane per thread was measured to be
-/// faster: each has its share of the sequences and waits for no other thread within a step.
+/// Parameters of more bytes than this (in f32) make steps of few rows, as at the end of a batch, so long that all threads share
+/// the reading, in one lane. For smaller models one lane per thread was measured to be faster: each has its share of the
+/// sequences and waits for no other thread within a step.
 const LARGE_MODEL_BYTES: u64 = 256 << 20;
 
-/// Most lanes that are chosen automatically. A group has some ten or hundred completions; divided among more lanes, each would
-/// have so few rows per step that reading the weights takes as long as computing with them, and lanes would read them from
-/// memory at the same time.
+/// Most lanes that are chosen automatically. A batch has some ten or hundred completions; divided among more lanes, each would
+/// have so few rows per step that reading the weights takes as long as computing with them.
 const MOST_LANES: usize = 16;
+
+/// As [`MOST_LANES`], for weights that do not stay in the last-level cache. Each of `n` lanes reads them from memory in every step of
+/// its share of the rows. A row takes one FLOP per byte of bf16, so that arithmetic hides the reading up to `n² = rows · bandwidth /
+/// rate of a core`: with 128 rows, 20 to 200 GB/s and 100 to 235 GFLOP/s 3 to 16 lanes.
+const MOST_STREAMING_LANES: usize = 4;
 
 /// Upper limit of the automatic cache size.
 const AUTOMATIC_KV_BYTES: u64 = 2 << 30;
@@ -28,11 +32,23 @@ pub fn is_large(parameter_bytes: u64) -> bool {
     parameter_bytes > LARGE_MODEL_BYTES
 }
 
+/// Sizes in bytes that limit the number of lanes.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneLimits {
+    /// The parameters in f32.
+    pub parameters: u64,
+    /// The weights as a step reads them.
+    pub weights: u64,
+    /// The last-level cache.
+    pub cache: u64,
+}
+
 /// Number of lanes of an engine with `threads` threads. Automatically, each has as many threads.
-pub fn lanes(parameter_bytes: u64, threads: usize, settings: &RolloutSettings) -> usize {
+pub fn lanes(limits: LaneLimits, threads: usize, settings: &RolloutSettings) -> usize {
+    let most = if limits.weights <= limits.cache { MOST_LANES } else { MOST_STREAMING_LANES };
     match settings.lanes {
-        0 if is_large(parameter_bytes) => 1,
-        0 => threads / threads.div_ceil(MOST_LANES).max(1),
+        0 if is_large(limits.parameters) => 1,
+        0 => threads / threads.div_ceil(most).max(1),
         lanes => lanes,
     }
 }
@@ -109,12 +125,15 @@ mod tests {
     #[test]
     fn small_models_get_a_lane_per_thread() {
         let automatic = RolloutSettings::default();
-        assert_eq!(lanes(LARGE_MODEL_BYTES, 8, &automatic), 8);
-        assert_eq!(lanes(LARGE_MODEL_BYTES + 1, 8, &automatic), 1);
-        let of_threads = |threads| lanes(LARGE_MODEL_BYTES, threads, &automatic);
-        assert_eq!([1, 16, 17, 24, 64, 100].map(of_threads), [1, 16, 8, 12, 16, 14]);
+        let cached = LaneLimits { parameters: LARGE_MODEL_BYTES, weights: 32 << 20, cache: 32 << 20 };
+        let streamed = LaneLimits { weights: (32 << 20) + 1, ..cached };
+        let large = LaneLimits { parameters: LARGE_MODEL_BYTES + 1, ..cached };
+        let of = |limits| [1, 2, 8, 16, 17, 24, 64, 100].map(|threads| lanes(limits, threads, &automatic));
+        assert_eq!(of(cached), [1, 2, 8, 16, 8, 12, 16, 14]);
+        assert_eq!(of(streamed), [1, 2, 4, 4, 3, 4, 4, 4]);
+        assert_eq!(of(large), [1; 8]);
         let fixed = RolloutSettings { lanes: 3, ..automatic };
-        assert_eq!(lanes(u64::MAX, 8, &fixed), 3);
+        assert_eq!(lanes(large, 8, &fixed), 3);
     }
 
     #[test]

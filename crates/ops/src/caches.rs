@@ -1,19 +1,27 @@
-//! Sizes of the processor's caches, from which blocks are sized. They change no result: see the crate's documentation.
+//! Sizes of the processor's caches, from which blocks are sized and threads are divided. They change no result: see the crate's
+//! documentation.
 
 use std::sync::OnceLock;
 
-/// Sizes in bytes, for one core.
+/// Size of the last-level cache in bytes, for all cores that share it.
+pub fn shared_cache_bytes() -> usize {
+    Caches::detect().shared
+}
+
+/// Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caches {
-    /// First-level data cache.
+    /// First-level data cache of a core.
     pub(crate) first: usize,
-    /// Second-level cache.
+    /// Second-level cache of a core.
     pub(crate) second: usize,
+    /// Third-level cache of all cores that share it.
+    pub(crate) shared: usize,
 }
 
 impl Caches {
     /// Those of processors that do not report any.
-    const USUAL: Self = Self { first: 32 << 10, second: 512 << 10 };
+    const USUAL: Self = Self { first: 32 << 10, second: 512 << 10, shared: 16 << 20 };
 
     /// The caches of this processor; the usual sizes where it reports none or impossible ones.
     pub(crate) fn detect() -> Self {
@@ -24,10 +32,15 @@ impl Caches {
     /// From the reported caches for data.
     fn of(reported: &[Cache]) -> Self {
         let size = |level, usual, most| {
-            let found = reported.iter().find(|cache| cache.level == level).map(|cache| cache.size);
-            found.filter(|size| (16 << 10..=most).contains(size)).unwrap_or(usual)
+            let found = reported.iter().find(|cache| cache.level == level);
+            let size = found.map(|cache| if level == 3 { cache.size } else { cache.size / cache.cores });
+            size.filter(|size| (16 << 10..=most).contains(size)).unwrap_or(usual)
         };
-        Self { first: size(1, Self::USUAL.first, 1 << 20), second: size(2, Self::USUAL.second, 64 << 20) }
+        Self {
+            first: size(1, Self::USUAL.first, 1 << 20),
+            second: size(2, Self::USUAL.second, 64 << 20),
+            shared: size(3, Self::USUAL.shared, 4 << 30),
+        }
     }
 }
 
@@ -35,8 +48,10 @@ impl Caches {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cache {
     level: usize,
-    /// Bytes per core.
+    /// Bytes.
     size: usize,
+    /// Number of cores that share it, at least 1.
+    cores: usize,
 }
 
 /// Caches for data, by the instruction that describes the processor.
@@ -70,7 +85,7 @@ fn described([a, b, c]: [u32; 3]) -> Option<Cache> {
     let size: usize = size.iter().map(|&factor| factor as usize).product();
     // Two threads of a core share its caches; more are several cores.
     let cores = (((a >> 14 & 0xfff) + 1) as usize).div_ceil(2);
-    Some(Cache { level: (a >> 5 & 7) as usize, size: size / cores })
+    Some(Cache { level: (a >> 5 & 7) as usize, size, cores })
 }
 
 /// Caches for data of the first processor, from the system's files.
@@ -83,7 +98,7 @@ fn reported() -> Vec<Cache> {
         let data = file("type")?.trim() != "Instruction";
         let kibibytes: usize = file("size")?.trim().strip_suffix('K')?.parse().ok()?;
         let level = file("level")?.trim().parse().ok()?;
-        data.then_some(Cache { level, size: kibibytes << 10 })
+        data.then_some(Cache { level, size: kibibytes << 10, cores: 1 })
     };
     (0..8).filter_map(of).collect()
 }
@@ -99,22 +114,25 @@ mod tests {
 
     #[test]
     fn missing_and_impossible_sizes_are_replaced_by_the_usual_ones() {
-        let cache = |level, size| Cache { level, size };
+        let cache = |level, size, cores| Cache { level, size, cores };
         assert_eq!(Caches::of(&[]), Caches::USUAL);
-        assert_eq!(Caches::of(&[cache(1, 0), cache(2, usize::MAX)]), Caches::USUAL);
-        let own = [cache(1, 48 << 10), cache(2, 2 << 20), cache(3, 32 << 20)];
-        assert_eq!(Caches::of(&own), Caches { first: 48 << 10, second: 2 << 20 });
+        let impossible = [cache(1, 0, 1), cache(2, usize::MAX, 1), cache(3, usize::MAX, 1)];
+        assert_eq!(Caches::of(&impossible), Caches::USUAL);
+        let own = [cache(1, 48 << 10, 1), cache(2, 4 << 20, 2), cache(3, 32 << 20, 8)];
+        let expected = Caches { first: 48 << 10, second: 2 << 20, shared: 32 << 20 };
+        assert_eq!(Caches::of(&own), expected, "a core has its share of the second level");
     }
 
     /// As an AMD EPYC (Zen 3) and an Intel Gracemont cluster describe theirs.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn descriptions_are_read() {
-        let size = |registers| described(registers).map(|cache| (cache.level, cache.size >> 10));
-        assert_eq!(size([0x4121, 7 << 22 | 63, 63]), Some((1, 32)));
+        let size = |registers| described(registers).map(|cache| (cache.level, cache.size >> 10, cache.cores));
+        assert_eq!(size([0x4121, 7 << 22 | 63, 63]), Some((1, 32, 1)));
         assert_eq!(size([0x4122, 7 << 22 | 63, 63]), None, "instructions");
-        assert_eq!(size([0x4143, 7 << 22 | 63, 1023]), Some((2, 512)));
-        assert_eq!(size([7 << 14 | 0x143, 15 << 22 | 63, 2047]), Some((2, 512)), "2 MiB of four cores");
+        assert_eq!(size([0x4143, 7 << 22 | 63, 1023]), Some((2, 512, 1)));
+        assert_eq!(size([7 << 14 | 0x143, 15 << 22 | 63, 2047]), Some((2, 2048, 4)), "of four cores");
+        assert_eq!(size([15 << 14 | 0x163, 15 << 22 | 63, 32767]), Some((3, 32 << 10, 8)));
         assert_eq!(size([0, 0, 0]), None);
     }
 }

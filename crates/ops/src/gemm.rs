@@ -446,7 +446,7 @@ mod tests {
     fn small_tiles_fill_half_of_each_cache() {
         let blocking = |first: usize, second: usize| {
             let Blocking { steps, rows, .. } =
-                Blocking::small_tiles(Caches { first: first << 10, second: second << 10 });
+                Blocking::small_tiles(Caches { first: first << 10, second: second << 10, shared: 0 });
             (steps, rows)
         };
         assert_eq!(blocking(32, 512), (256, 256));

@@ -99,6 +99,7 @@ pub use adamw_int8::{Int8Moments, MOMENT_BLOCK, adamw_int8};
 pub use attention::{AttentionShape, CachedRow, Segments, attention, attention_backward, attention_cached};
 pub use buf::{Buf, mapped_bytes};
 pub use cache::{KV_BLOCK, KvLayer, kv_copy_block, kv_copy_from, kv_write};
+pub use caches::shared_cache_bytes;
 pub use convert::{
     append_bf16_bytes, append_f32_bytes, f32_from_bf16_bytes, f32_from_f16_bytes, f32_from_f32_bytes,
 };

@@ -9,10 +9,11 @@ use rloom_core::{ErrorText, OnUpdate, StopReason};
 use rloom_engine::{
     Abort, GenerateRequest, Generation, Health, InvalidReason, PublishedPolicy, RequestName,
     RolloutCapabilities, RolloutEngine, RolloutError, RolloutQuantization, RolloutSettings,
-    RolloutStatistics, Speculation, VersionGranularity, WaitedFor, WorkerStatus, sizing,
+    RolloutStatistics, Speculation, VersionGranularity, WaitedFor, WorkerStatus,
+    sizing::{self, LaneLimits},
 };
 use rloom_model::ModelConfig;
-use rloom_ops::{Ctx, KV_BLOCK};
+use rloom_ops::{Ctx, KV_BLOCK, shared_cache_bytes};
 use rloom_text::Tokenizer;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -78,11 +79,10 @@ impl EmbeddedRolloutEngine {
         settings: &RolloutSettings,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, RolloutError> {
-        let parameter_bytes = config.parameter_count() * size_of::<f32>() as u64;
-        let keeps_cache = !sizing::is_large(parameter_bytes);
+        let keeps_cache = !sizing::is_large(parameter_bytes(config));
         settings.validate()?;
         let threads = if settings.threads == 0 { ctx.threads() } else { settings.threads };
-        let lanes = sizing::lanes(parameter_bytes, threads, settings);
+        let lanes = lanes(config, threads, settings);
         let blocks = cache_shape(config).lane_blocks(lanes, settings)?;
         let mut decoders = Vec::with_capacity(lanes);
         for lane in 0..lanes {
@@ -275,6 +275,20 @@ impl EmbeddedRolloutEngine {
         self.shared.dispatcher().loaded = None;
         self.command(|done| Command::Load(None, OnUpdate::Finish, done))
     }
+}
+
+fn parameter_bytes(config: &ModelConfig) -> u64 {
+    config.parameter_count() * size_of::<f32>() as u64
+}
+
+/// Number of lanes of an engine with `threads` threads, on this machine.
+pub fn lanes(config: &ModelConfig, threads: usize, settings: &RolloutSettings) -> usize {
+    let weights = match settings.quantize {
+        Some(RolloutQuantization::Int8) => config.parameter_count(),
+        None => config.packed_bytes(),
+    };
+    let cache = shared_cache_bytes() as u64;
+    sizing::lanes(LaneLimits { parameters: parameter_bytes(config), weights, cache }, threads, settings)
 }
 
 /// Layout of the key-value cache for models with this configuration.

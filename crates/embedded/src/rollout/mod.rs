@@ -30,5 +30,5 @@ mod status;
 mod stop;
 mod weights;
 
-pub use engine::{EmbeddedRolloutEngine, cache_shape};
+pub use engine::{EmbeddedRolloutEngine, cache_shape, lanes};
 pub use sampling::{Prediction, SampleScratch, Sampler};

@@ -151,7 +151,8 @@ pub struct RolloutSettings {
     /// engine's own threads, so that it runs concurrently with training.
     pub threads: usize,
     /// Number of lanes, each with its own threads, key-value blocks and batch. 0 (automatic): one per thread for small
-    /// models, up to 16; for large ones a single lane that uses all threads within each step.
+    /// models, up to 16, or up to 4 if the weights do not fit in the processor's last-level cache; for large ones a
+    /// single lane that uses all threads within each step.
     pub lanes: usize,
     /// Memory for keys and values over all lanes, in MiB. 0 (automatic): enough for `max_batch` sequences of full
     /// context in every lane, but at most 2 GiB (and never less than one such sequence per lane, up to 64 GiB).

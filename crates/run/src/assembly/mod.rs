@@ -273,6 +273,11 @@ pub fn adapter_bytes(lora: &LoraSettings, model: &ModelConfig) -> u64 {
     lora_config(lora).parameter_count(model) * size_of::<f32>() as u64
 }
 
+/// Number of lanes of the in-process rollout engine, with `threads` threads on this machine.
+pub fn lanes(model: &ModelConfig, threads: usize, settings: &RolloutSettings) -> usize {
+    rloom_embedded::lanes(model, threads, settings)
+}
+
 /// Layout of the in-process rollout engine's key-value cache.
 pub fn cache_shape(model: &ModelConfig) -> CacheShape {
     rloom_embedded::cache_shape(model)
