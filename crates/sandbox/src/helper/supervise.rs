@@ -35,6 +35,10 @@ pub(super) fn run(execution: &Execution, place: &Place, caller: &UnixStream) -> 
     let mut watch = Watch::start(execution, place)?;
     let ending = watch.until_end(caller, started);
     let wall = started.elapsed();
+    // A short program ends before its processes are counted.
+    let left_too_many = matches!(ending, Ok(Ending::Exited(_)))
+        && counts_processes(place)
+        && processes::usage().processes > execution.limits.processes;
     // Also without a caller: what the program started would go on.
     if !processes::kill_all(place) {
         return Err(Failure::Step("processes of the program cannot be killed".to_owned()));
@@ -48,6 +52,7 @@ pub(super) fn run(execution: &Execution, place: &Place, caller: &UnixStream) -> 
             Ending::CpuLimit
         }
         _ if watch.stdout.is_over || watch.stderr.is_over || watch.report.is_over => Ending::OutputLimit,
+        Ending::Exited(_) if left_too_many => Ending::ProcessLimit,
         // A short program ends before its files are measured.
         Ending::Exited(_) if exceeds_disk(&execution.limits, place) => Ending::DiskLimit,
         ending => ending,
@@ -211,11 +216,15 @@ fn exceeded(limits: &Limits, place: &Place) -> Option<Ending> {
     if usage.memory > limits.memory && processes::exact_memory() > limits.memory {
         return Some(Ending::MemoryLimit);
     }
-    let counts_processes = !place.has_own_user && place.tier != Tier::Namespaces;
-    if counts_processes && usage.processes > limits.processes {
+    if counts_processes(place) && usage.processes > limits.processes {
         return Some(Ending::ProcessLimit);
     }
     exceeds_disk(limits, place).then_some(Ending::DiskLimit)
+}
+
+/// True if the kernel does not limit the number of processes.
+fn counts_processes(place: &Place) -> bool {
+    !place.has_own_user && place.tier != Tier::Namespaces
 }
 
 /// True if the files of the program exceed a limit that its file system does not have.
